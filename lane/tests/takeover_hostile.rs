@@ -2,6 +2,10 @@
 //! takes the end's direction over, and what a daemon may leave behind for the end that takes it
 //! back. An error, never a panic; never more on TCP than a frame and two rings; never a byte from
 //! outside of the rings (guard pages and read-only mappings see to that).
+//!
+//! No daemon runs here: a whole one (`daemon/tests/two_daemons`) never stores such words, and its engine would find
+//! many of those of an end before takeover does. So each of the steps that it makes is called, on words that the test
+//! has stored.
 
 #![cfg(not(loom))]
 
@@ -11,7 +15,7 @@ use lane::abi::{
     rx, takeover, tx, Control, Cursor, Epoch, Loc, LocWord, RxWord, TakeoverPhase, TakeoverWord,
     TcpPos, TxPhase, TxWord, Word,
 };
-use lane::half::tx::{mode, Taken};
+use lane::half::tx::{claim, mode, Adopted};
 use lane::half::{Memory, TxState};
 use lane::proto::frame::LEN;
 use lane::proto::reason::Reason;
@@ -27,28 +31,22 @@ const SENT: u64 = 100;
 const FIRST: Epoch = Epoch::new(1);
 const SECOND: Epoch = Epoch::new(2);
 
-/// End 1 is on its ring.
+/// End 1 is on its ring, in an epoch that its daemon has granted.
 fn up() -> World {
-    let mut w = World::with_takeover();
-    for end in 0..2 {
-        op(&mut w, end, Act::Attach { log2: 12 });
-    }
-    op(&mut w, 0, Act::Ready);
-    op(&mut w, 0, Act::Carry { n: 9 });
+    let mut w = World::across();
+    op(&mut w, 1, Act::Attach { log2: 12 });
+    let granted = |w: &World, flags| {
+        let word = RxWord::new(FIRST, flags);
+        w.daemon(1).peer_rx().word.store(word, Relaxed);
+    };
+    granted(&w, rx::READY);
     op(&mut w, 1, send(7));
     op(&mut w, 1, Act::TryUp);
-    for end in [1, 0] {
-        op(&mut w, end, Act::Carry { n: 9 });
-    }
+    granted(&w, rx::READY | rx::ACCEPTED);
     op(&mut w, 1, send(SENT as usize));
     assert!(w.host[1].tx.is_up());
     w.net.borrow_mut().pipe[1].snd_cap = 1 << 24;
     w
-}
-
-/// As its daemon sees end 1.
-fn daemon(w: &World) -> Memory<'_> {
-    w.keepers.as_ref().unwrap()[1].memory()
 }
 
 fn on_tcp(w: &World) -> u64 {
@@ -57,10 +55,12 @@ fn on_tcp(w: &World) -> u64 {
 
 /// The daemon takes end 1 over and goes down, as far as it comes.
 fn take(w: &World) -> Result<bool, Reason> {
-    let (m, port) = (daemon(w), Wire { w, e: 1 });
-    let Taken::Yes(t) = TxState::take(&m, &port, TAG ^ 1, || false)? else {
+    let (m, port) = (w.daemon(1), Wire { w, e: 1 });
+    let state = m.own_tx().state.load(Relaxed);
+    let t = TxState::default();
+    if !claim(&m, state, || false) || !matches!(t.adopt(&m, &port, TAG ^ 1)?, Adopted::Ring) {
         return Ok(false);
-    };
+    }
     t.finish(&m, &port)?;
     for _ in 0..4 {
         t.down(&m, &port)?;
@@ -193,7 +193,7 @@ fn words_of_a_daemon() {
         if n > 0 {
             put(&w, n);
         }
-        let m = daemon(&w);
+        let m = w.daemon(1);
         m.peer_rx().takeover_at.store(Cursor::new(at), Relaxed);
         m.peer_rx().takeover.store(what, Relaxed);
         let r = reclaim(&w);
@@ -216,7 +216,7 @@ fn words_of_a_daemon() {
         op(&mut w, 1, Act::Down);
         op(&mut w, 1, room(1 << 20));
         put(&w, more);
-        daemon(&w)
+        w.daemon(1)
             .peer_rx()
             .takeover
             .store(TakeoverWord::new(FIRST, takeover::TAKEN), Relaxed);
@@ -346,7 +346,7 @@ proptest! {
             put(&w, begun);
         }
         for (n, v) in words {
-            daemon_word(&daemon(&w), n).store(v, Relaxed);
+            daemon_word(&w.daemon(1), n).store(v, Relaxed);
         }
         let before = on_tcp(&w);
         let _ = reclaim(&w);
@@ -368,7 +368,7 @@ fn a_granted_epoch_and_no_other() {
         (RxWord::default(), false),
     ] {
         let w = up();
-        daemon(&w).peer_rx().word.store(word, Relaxed);
+        w.daemon(1).peer_rx().word.store(word, Relaxed);
         assert_eq!(take(&w), Ok(yes), "{word:?}");
     }
 }

@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use underpass_rdma::sim::Rng;
 use underpass_tests::harness::paths;
 
 /// What is mutated.
@@ -41,29 +42,59 @@ const PLACES: [&str; 12] = [
     "daemon/rdma/src/engine/",
 ];
 
-/// Environment variables.
-type Told = &'static [(&'static str, &'static str)];
+/// A test program, and how it is run.
+struct Run {
+    package: &'static str,
+    target: &'static str,
+    /// What it is told.
+    args: &'static [&'static str],
+    env: &'static [(&'static str, &'static str)],
+}
 
-/// Test programs, the quick ones first: crate, target, what they are told. (`LOOM` is built on its own.)
-const PROGRAMS: [(&str, &str, Told); 14] = [
-    ("lane", "lib", &[]),
-    ("lane", "lane_alone", &[]),
-    ("lane", "lane_cases", &[]),
-    ("lane", "lane_remote", &[]),
-    ("lane", "lane_takeover", &[]),
-    (
-        "lane",
-        "lane_random",
-        &[("PROPTEST_CASES", "2000"), SAME_CASES],
-    ),
-    ("lane", "lane_hostile", &[SAME_CASES]),
-    ("lane", "takeover_hostile", &[SAME_CASES]),
-    ("underpassd", "lib", &[]),
-    ("underpass-rdma", "lib", &[]),
-    ("underpass-rdma", "hostile", &[]),
-    ("underpass-rdma", "seeds", &[("SEEDS", "300")]),
-    ("underpassd", "two_daemons", &[("SEEDS", "400")]),
-    ("lane", LOOM, &[]),
+const fn run(package: &'static str, target: &'static str) -> Run {
+    let (args, env): (&[&str], &[(&str, &str)]) = (&[], &[]);
+    Run {
+        package,
+        target,
+        args,
+        env,
+    }
+}
+
+/// Test programs, the quick ones first. (`LOOM` is built on its own.)
+static PROGRAMS: [Run; 13] = [
+    run("lane", "lib"),
+    run("lane", "lane_alone"),
+    run("lane", "lane_cases"),
+    Run {
+        args: &["stories"],
+        ..run("underpassd", "two_daemons")
+    },
+    Run {
+        env: &[("PROPTEST_CASES", "2000"), SAME_CASES],
+        ..run("lane", "lane_random")
+    },
+    Run {
+        env: &[SAME_CASES],
+        ..run("lane", "lane_hostile")
+    },
+    Run {
+        env: &[SAME_CASES],
+        ..run("lane", "takeover_hostile")
+    },
+    run("underpassd", "lib"),
+    run("underpass-rdma", "lib"),
+    run("underpass-rdma", "hostile"),
+    Run {
+        env: &[("SEEDS", "300")],
+        ..run("underpass-rdma", "seeds")
+    },
+    Run {
+        args: &["--skip", "stories"],
+        env: &[("SEEDS", "400")],
+        ..run("underpassd", "two_daemons")
+    },
+    run("lane", LOOM),
 ];
 
 /// The library's own tests under loom.
@@ -133,15 +164,10 @@ fn main() -> Result<()> {
 /// A sample of so many, by a seed.
 fn choose(mut all: Vec<usize>, words: &[&str]) -> Result<Vec<usize>> {
     let n = words.first().map_or(Ok(300), |w| w.parse())?;
-    let mut x: u64 = words.get(1).map_or(Ok(1), |w| w.parse())?;
+    let mut rng = Rng(words.get(1).map_or(Ok(1), |w| w.parse())?);
     let mut out = Vec::new();
     while out.len() < n && !all.is_empty() {
-        // splitmix64
-        x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = x;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        out.push(all.swap_remove((z ^ (z >> 31)) as usize % all.len()));
+        out.push(all.swap_remove(rng.below(all.len() as u64) as usize));
     }
     out.sort_unstable();
     Ok(out)
@@ -157,7 +183,7 @@ struct Bench {
 struct Program {
     name: String,
     path: PathBuf,
-    env: Vec<(String, String)>,
+    run: &'static Run,
     limit: Duration,
 }
 
@@ -165,7 +191,7 @@ impl Program {
     /// Whether it passes; None: it takes too long.
     fn passes(&self, mutant: Option<usize>, loud: bool) -> Result<Option<bool>> {
         let mut c = Command::new(&self.path);
-        c.envs(self.env.iter().map(|(k, v)| (k, v)));
+        c.args(self.run.args).envs(self.run.env.iter().copied());
         c.env("RUST_BACKTRACE", "0").stdin(Stdio::null());
         if let Some(n) = mutant {
             c.env("MUTANT", n.to_string());
@@ -194,10 +220,8 @@ impl Bench {
         let to = paths::target().join("mutants");
         // As it is now, whatever is edited meanwhile.
         let (from, tree) = (to.join("from"), to.join("tree"));
-        copy(&paths::root(), &from, &["target", ".git", "docs"], &|_| {
-            true
-        })?;
-        copy(&from, &tree, &[], &|n| n != LIB && !is_mutated(n))?;
+        copy(&paths::root(), &from, |_| true)?;
+        copy(&from, &tree, |n| n != LIB && !is_mutated(n))?;
         let list = to.join("without");
         let mut without = known::load(&from, &list, &rewrite(&from, &BTreeSet::new())?.0)?;
         for _ in 0..20 {
@@ -235,7 +259,13 @@ impl Bench {
 
     /// Finds the test programs, and how long each takes without a mutant.
     fn find(&mut self, said: &str) -> Result<()> {
-        for (package, target, env) in PROGRAMS {
+        for run in &PROGRAMS {
+            let Run {
+                package,
+                target,
+                args,
+                ..
+            } = *run;
             let path = messages(said)
                 .filter(|v| v["reason"] == "compiler-artifact" && v["profile"]["test"] == true)
                 .find(|v| {
@@ -248,13 +278,11 @@ impl Bench {
                         && at.contains(LOOM_BUILD) == (target == LOOM)
                 })
                 .and_then(|v| Some(PathBuf::from(v["executable"].as_str()?)));
+            let name = [&[package, target], args].concat().join(" ");
             let mut p = Program {
-                name: format!("{package} {target}"),
-                path: path.with_context(|| format!("{package} {target} was not built"))?,
-                env: env
-                    .iter()
-                    .map(|(k, v)| (k.to_string(), v.to_string()))
-                    .collect(),
+                path: path.with_context(|| format!("{name} was not built"))?,
+                name,
+                run,
                 limit: Duration::from_secs(600),
             };
             let begin = Instant::now();
@@ -380,14 +408,11 @@ fn cargo(tree: &Path, to: &Path, loom: bool) -> Command {
             .env("RUSTFLAGS", "--cfg loom -Awarnings");
     } else {
         c.args(["-p", "underpass-rdma", "-p", "underpassd"]);
-        c.args(
-            PROGRAMS
-                .iter()
-                .filter(|p| !["lib", LOOM].contains(&p.1))
-                .flat_map(|p| ["--test", p.1]),
-        )
-        .env("CARGO_TARGET_DIR", to.join("build"))
-        .env("RUSTFLAGS", "-Awarnings");
+        let all: BTreeSet<&str> = PROGRAMS.iter().map(|p| p.target).collect();
+        let own = all.into_iter().filter(|t| !["lib", LOOM].contains(t));
+        c.args(own.flat_map(|t| ["--test", t]));
+        c.env("CARGO_TARGET_DIR", to.join("build"))
+            .env("RUSTFLAGS", "-Awarnings");
     }
     c
 }
@@ -396,39 +421,41 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// Copies what differs, so that cargo builds nothing twice.
-fn copy(from: &Path, to: &Path, but: &[&str], take: &dyn Fn(&str) -> bool) -> Result<()> {
-    copy_below(from, to, Path::new(""), but, take)
+/// The names of all files below a folder, without what is built, git's own, and documents.
+fn files(root: &Path) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    let mut todo = vec![PathBuf::new()];
+    while let Some(at) = todo.pop() {
+        for e in std::fs::read_dir(root.join(&at))? {
+            let e = e?;
+            let name = at.join(e.file_name()).to_string_lossy().into_owned();
+            match e.file_type()? {
+                _ if ["target", ".git", "docs"].contains(&name.as_str()) => {}
+                t if t.is_dir() => todo.push(name.into()),
+                t if t.is_file() => all.push(name),
+                _ => {}
+            }
+        }
+    }
+    all.sort();
+    Ok(all)
 }
 
-fn copy_below(
-    from: &Path,
-    to: &Path,
-    at: &Path,
-    but: &[&str],
-    take: &dyn Fn(&str) -> bool,
-) -> Result<()> {
-    std::fs::create_dir_all(to.join(at))?;
-    for e in std::fs::read_dir(from.join(at))? {
-        let e = e?;
-        let name = e.file_name();
-        if but.iter().any(|b| name == *b) {
-            continue;
-        }
-        let own = at.join(&name);
-        match e.file_type()? {
-            t if t.is_dir() => copy_below(from, to, &own, &[], take)?,
-            t if t.is_file() && take(&own.to_string_lossy()) => {
-                put(&to.join(&own), &std::fs::read(e.path())?)?;
-            }
-            _ => {}
-        }
+/// Copies those of them that differ, so that cargo builds nothing twice, and removes what is gone.
+fn copy(from: &Path, to: &Path, take: impl Fn(&str) -> bool) -> Result<()> {
+    let all = files(from)?;
+    for name in all.iter().filter(|n| take(n)) {
+        put(&to.join(name), &std::fs::read(from.join(name))?)?;
+    }
+    for gone in files(to)?.iter().filter(|n| !all.contains(n)) {
+        std::fs::remove_file(to.join(gone))?;
     }
     Ok(())
 }
 
 fn put(path: &Path, text: &[u8]) -> Result<()> {
     if std::fs::read(path).ok().as_deref() != Some(text) {
+        std::fs::create_dir_all(path.parent().context("a folder")?)?;
         std::fs::write(path, text)?;
     }
     Ok(())
@@ -458,11 +485,8 @@ type Rewritten = (Vec<Mutant>, Vec<(String, String)>);
 fn rewrite(from: &Path, without: &BTreeSet<usize>) -> Result<Rewritten> {
     let mut r = Rewriter::default();
     r.without = without.clone();
-    let mut all = Vec::new();
-    files(from, from, &mut all)?;
-    all.sort();
     let mut texts = Vec::new();
-    for name in all {
+    for name in files(from)?.into_iter().filter(|n| is_mutated(n)) {
         let text = std::fs::read_to_string(from.join(&name))?;
         let is = match name.starts_with("lane/") {
             true => "crate::mutant::is",
@@ -473,21 +497,6 @@ fn rewrite(from: &Path, without: &BTreeSet<usize>) -> Result<Rewritten> {
         texts.push((name, text.replace("mutant :: is", "mutant\n:: is")));
     }
     Ok((r.mutants, texts))
-}
-
-fn files(root: &Path, dir: &Path, all: &mut Vec<String>) -> Result<()> {
-    for e in std::fs::read_dir(dir)? {
-        let e = e?;
-        let path = e.path();
-        let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
-        let hidden = name.starts_with("target") || name.starts_with('.');
-        if e.file_type()?.is_dir() && !hidden {
-            files(root, &path, all)?;
-        } else if is_mutated(&name) {
-            all.push(name);
-        }
-    }
-    Ok(())
 }
 
 fn messages(said: &str) -> impl Iterator<Item = Value> + '_ {

@@ -1,15 +1,45 @@
-//! A connection leaves its lane for good, as the shim's `promotion::leave` makes it (exec, SCM_RIGHTS, `system`): its
-//! thread does nothing else meanwhile, and resets it if it takes too long.
+//! A connection leaves its lane, as the shim's `io::leave` and `yield_lane` make it (exec, SCM_RIGHTS, `system`; a close
+//! of one who shares it): its thread does nothing else meanwhile, and resets it if it takes too long.
 
-use super::process::{tell, Life, Process};
-use super::sock::Sock;
-use lane::half::{rx, Memory, Progress};
-use lane::proto::msg::ToDaemon;
+use super::family::Life;
+use super::process::Process;
+use super::seen::{note, tell};
+use lane::half::{rx, Progress};
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
+use underpassd::os::system::System;
 
-/// `promotion::LEAVE_MS`.
-const LEAVE_NS: u64 = 2_000_000_000;
+/// `io::LEAVE_MS`.
+pub const LEAVE_NS: u64 = 2_000_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It never gets a lane again.
+    Left,
+    /// The same, and then the process executes another program.
+    Exec,
+    /// This process closes it, and others go on with it.
+    Yield,
+}
+
+/// An end that is to leave.
+#[derive(Clone, Copy, Debug)]
+pub struct Leave {
+    i: usize,
+    why: Why,
+    /// When it is given up. `None`: it has not begun.
+    until: Option<u64>,
+}
+
+impl Leave {
+    pub fn yields(i: usize, now: u64) -> Leave {
+        Leave {
+            i,
+            why: Why::Yield,
+            until: Some(now + LEAVE_NS),
+        }
+    }
+}
 
 /// How leaving goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,75 +56,130 @@ pub enum Left {
 impl Process {
     /// May this end begin to leave?
     pub fn may_leave(&self, i: usize) -> bool {
-        let e = &self.ends[i];
+        let Ok(e) = self.ends[i].entry.try_borrow() else {
+            return false;
+        };
         let usable = e.life == Life::Open && e.lane.is_some() && !e.given_back && !e.doubt;
-        usable && self.leaving.is_none() && !e.app.lied
+        let ours = self.ends[i].sock.is_some() && !self.foreign && !self.unborn;
+        usable && ours && self.leaving.is_empty() && !e.excused && !e.left
     }
 
-    /// Begins to leave: its sender goes down.
-    pub fn leave(&mut self, i: usize, now: u64) {
-        tell!("{}[{i}] leaves", self.name);
-        self.wake_up();
-        self.leaving = Some((i, now + LEAVE_NS));
-        let e = &self.ends[i];
-        let (Some(at), Some(sock)) = (e.lane, &e.sock) else {
-            return;
-        };
-        let l = &self.links[&at.0];
-        let m = Memory::new(&l.own, &l.peer, at.1).unwrap().across(true);
-        let port = Sock {
-            fd: sock.as_fd(),
-            bell: Some(l.bell.as_fd()),
-        };
-        let _ = e.app.tx.come_down(&m, &port);
+    pub fn leave(&mut self, i: usize, why: Why) {
+        tell!("{}[{i}] leaves: {why:?}", self.name);
+        let until = None;
+        self.leaving.push_back(Leave { i, why, until });
+    }
+
+    /// Executes another program, which has no shim: all its lanes leave, one after the other.
+    pub fn exec(&mut self) {
+        tell!("{} executes another program", self.name);
+        for i in 0..self.ends.len() {
+            self.leave(i, Why::Exec);
+        }
+        self.executing = true;
     }
 
     /// Goes on with it.
     pub fn go_on_leaving(&mut self, now: u64) -> Left {
-        let Some((i, until)) = self.leaving else {
+        let Some(l) = self.leaving.front_mut() else {
+            return self.go_on_executing(Left::Done);
+        };
+        let until = *l.until.get_or_insert(now + LEAVE_NS);
+        let (i, why) = (l.i, l.why);
+        self.wake_up();
+        let done = self.leave_one(i, why, now > until);
+        if done == Left::Waits {
+            return Left::Waits;
+        }
+        self.leaving.pop_front();
+        if done != Left::Done {
+            self.abort(i);
+        } else if why == Why::Yield && self.ends[i].sock.is_some() {
+            let family = self.family.clone();
+            let index = self.ends[i].entry.borrow().index;
+            self.give_up(i, family.conn(index));
+            self.given_up.push(self.ends[i].entry.clone());
+        }
+        match self.leaving.is_empty() {
+            true => self.go_on_executing(done),
+            false => done,
+        }
+    }
+
+    /// Does nothing but leave lanes, or execute another program.
+    pub fn is_leaving(&self) -> bool {
+        self.executing || !self.leaving.is_empty()
+    }
+
+    /// All lanes have left, the last of them so. If it was for another program, that goes on.
+    fn go_on_executing(&mut self, done: Left) -> Left {
+        if !self.executing {
+            return done;
+        }
+        let held = || self.ends.iter().filter(|e| e.sock.is_some());
+        if held().any(|e| e.entry.try_borrow_mut().is_err()) {
+            // Another process of the family is in the middle of a call.
+            return match done {
+                Left::Done => Left::Waits,
+                _ => done,
+            };
+        }
+        self.executing = false;
+        self.foreign = true;
+        self.control = None;
+        self.wake_up();
+        self.groups.clear();
+        note("another program goes on");
+        for e in self.ends.iter().filter(|e| e.sock.is_some()) {
+            let e = &mut *e.entry.borrow_mut();
+            e.foreign = true;
+            e.registered &= e.owner != self.pid;
+        }
+        done
+    }
+
+    fn leave_one(&mut self, i: usize, why: Why, late: bool) -> Left {
+        let shared = self.ends[i].entry.clone();
+        let Ok(mut entry) = shared.try_borrow_mut() else {
+            return Left::Waits;
+        };
+        let (e, name) = (&mut *entry, self.name.clone());
+        let Some(sock) = &self.ends[i].sock else {
             return Left::Done;
         };
-        let e = &mut self.ends[i];
-        let (Some(at), Some(sock)) = (e.lane, &e.sock) else {
-            self.leaving = None;
+        e.left |= why != Why::Yield;
+        let Some(c) = self.call(e, sock.as_fd()) else {
             return Left::Done;
         };
-        let l = &self.links[&at.0];
-        let m = Memory::new(&l.own, &l.peer, at.1).unwrap().across(true);
-        let port = Sock {
-            fd: sock.as_fd(),
-            bell: Some(l.bell.as_fd()),
-        };
-        let sent = !matches!(e.app.tx.come_down(&m, &port), Ok(Progress::Blocked));
-        let stuck = match e.app.rx.revoke(&m, &port) {
+        let at = c.at;
+        let held = e.app.lock_tx();
+        let sent = !matches!(e.app.tx.come_down(&c.m, &c.port), Ok(Progress::Blocked));
+        drop(held);
+        let held = e.app.lock_rx();
+        let revoked = e.app.rx.revoke(&c.m, &c.port);
+        drop(held);
+        let stuck = match revoked {
             Ok(rx::Revoked::Clear) if sent => {
-                tell!("{}[{i}] has left {at:x?}", self.name);
-                e.lane = None;
-                e.left = true;
-                self.leaving = None;
-                let (group, lane) = at;
-                let done = ToDaemon::LaneDone {
-                    group,
-                    side: 0,
-                    lane,
-                };
-                self.say(done, vec![]);
+                tell!("{name}[{i}] has left {at:x?}");
+                note(match why {
+                    Why::Left => "a connection has left its lane",
+                    Why::Exec => "a connection has left for another program",
+                    Why::Yield => "a lane was yielded",
+                });
+                self.give_back(e);
+                if why == Why::Yield {
+                    e.not_before = self.machine.now() + super::ending::AGAIN_NS;
+                }
                 return Left::Done;
             }
-            Ok(rx::Revoked::Clear | rx::Revoked::Pending) => now > until,
+            Ok(rx::Revoked::Clear | rx::Revoked::Pending) => late,
             Ok(rx::Revoked::Impossible) | Err(_) => true,
         };
         if !stuck {
             return Left::Waits;
         }
         let rx_mode = e.app.rx.mode.load(Relaxed);
-        let late = now > until;
-        tell!(
-            "{}[{i}] cannot leave {at:x?}, receiver {rx_mode}, late {late}",
-            self.name
-        );
-        self.leaving = None;
-        self.abort(i);
+        tell!("{name}[{i}] cannot leave {at:x?}, receiver {rx_mode}, late {late}");
         match late || !matches!(rx_mode, rx::mode::PREFIX | rx::mode::FIN) {
             true => Left::Late,
             false => Left::Stalled,

@@ -1,11 +1,14 @@
 //! A node: its daemon, whole, with a clock and helpers of the test's, and its processes.
 
-use super::process::Process;
+use super::machine::Machine;
+use super::process::{Process, Wire};
+use super::seen::note;
+use super::tcp::cookie;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use std::collections::{HashMap, VecDeque};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 use underpass_rdma::devices::{Change, SysDevice, SysPort};
@@ -25,50 +28,21 @@ use underpassd::nodes::peers::Accepted;
 use underpassd::os::fds::Foreign;
 use underpassd::os::memfd;
 use underpassd::os::process::Process as Peer;
-use underpassd::os::system::{self, System};
+use underpassd::os::system::System;
 use underpassd::pairing::proof::{Proof, Record};
 use underpassd::pairing::socket;
 
 pub const RAILS: usize = 2;
 
-type Job = Box<dyn FnOnce() + Send>;
-
-/// The machine under a daemon.
-pub struct Machine {
-    pub now: AtomicU64,
-    jobs: Mutex<VecDeque<Job>>,
-    rng: Mutex<Rng>,
-}
-
-impl System for Machine {
-    fn now(&self) -> u64 {
-        self.now.load(Relaxed)
-    }
-
-    fn help(&self, job: Job) {
-        self.jobs.lock().unwrap().push_back(job);
-    }
-
-    fn random(&self) -> u64 {
-        self.rng.lock().unwrap().next_u64()
-    }
-
-    fn lives(&self, pid: u32) -> bool {
-        system::Machine.lives(pid)
-    }
-
-    fn tcp_send(&self, sock: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, i32> {
-        system::Machine.tcp_send(sock, bytes)
-    }
-
-    fn tcp_sent(&self, sock: BorrowedFd<'_>) -> Option<u64> {
-        system::Machine.tcp_sent(sock)
-    }
-}
-
 /// What was recorded of connections, by their sockets' cookies.
 #[derive(Default)]
-pub struct Records(pub Mutex<HashMap<u64, Record>>);
+pub struct Records(Mutex<HashMap<u64, Record>>);
+
+impl Records {
+    pub fn enter(&self, socket: BorrowedFd<'_>, record: Record) {
+        self.0.lock().unwrap().insert(cookie(socket), record);
+    }
+}
 
 impl Proof for Records {
     fn record(&self, socket: BorrowedFd<'_>) -> Option<Record> {
@@ -78,11 +52,6 @@ impl Proof for Records {
     fn active(&self) -> bool {
         true
     }
-}
-
-pub fn cookie(socket: BorrowedFd<'_>) -> u64 {
-    let got = underpassd::os::sockopt::get(socket, libc::SOL_SOCKET, libc::SO_COOKIE);
-    got.expect("a socket").0
 }
 
 /// A channel to the other node's daemon.
@@ -96,7 +65,8 @@ pub struct Channel {
 /// A daemon's view of a process.
 struct Client {
     id: ClientId,
-    control: Rc<Control>,
+    /// `None`: it has executed a program that has no shim.
+    control: Option<(Rc<Control>, Rc<Wire>)>,
 }
 
 pub struct Daemon {
@@ -105,10 +75,15 @@ pub struct Daemon {
     sleeps_until: Option<u64>,
     busy_until: u64,
     pub channel: Option<Channel>,
-    clients: HashMap<usize, Client>,
+    clients: BTreeMap<u32, Client>,
     reads: Vec<Registration>,
     pub dead: Vec<(u64, ClientId)>,
     swept: u64,
+    /// Looks for holders of inherited ends: when the next one begins, and what the present one has found, and until
+    /// when it takes.
+    looks_at: u64,
+    looking: Option<(u64, Vec<Option<u32>>)>,
+    looks_unseen_at: u64,
 }
 
 pub struct Node {
@@ -116,9 +91,11 @@ pub struct Node {
     pub machine: Arc<Machine>,
     verbs: sim::Node,
     records: Arc<Records>,
-    pub daemon: Daemon,
-    pub processes: Vec<Process>,
-    births: u64,
+    pub daemon: RefCell<Daemon>,
+    pub processes: RefCell<Vec<Rc<RefCell<Process>>>>,
+    /// A child has executed another program without a word to the daemon about its parent's lane, whose slot is free when
+    /// the parent ends.
+    pub leaks: Cell<bool>,
 }
 
 pub fn name(n: usize) -> String {
@@ -176,10 +153,13 @@ impl Daemon {
             sleeps_until: None,
             busy_until: 0,
             channel: None,
-            clients: HashMap::new(),
+            clients: BTreeMap::new(),
             reads: Vec::new(),
             dead: Vec::new(),
             swept: 0,
+            looks_at: 0,
+            looking: None,
+            looks_unseen_at: 0,
         }
     }
 }
@@ -212,49 +192,34 @@ fn device(verbs: &sim::Node, rail: usize) -> SysDevice {
 }
 
 impl Node {
-    pub fn new(
-        n: usize,
-        verbs: sim::Node,
-        records: &Arc<Records>,
-        processes: usize,
-        rng: &mut Rng,
-    ) -> Node {
-        let machine = Arc::new(Machine {
-            now: AtomicU64::new(super::START_NS),
-            jobs: Mutex::default(),
-            rng: Mutex::new(Rng(rng.next_u64())),
-        });
+    pub fn new(n: usize, verbs: sim::Node, records: &Arc<Records>, rng: &mut Rng) -> Node {
+        let machine = Arc::new(Machine::new(rng.next_u64()));
         let daemon = Daemon::new(n, &machine, &verbs, records, rng.one_in(2));
         Node {
             n,
             machine,
             verbs,
             records: records.clone(),
-            daemon,
-            processes: (0..processes)
-                .map(|p| Process::new(format!("n{n}p{p}")))
-                .collect(),
-            births: 0,
+            daemon: RefCell::new(daemon),
+            processes: RefCell::default(),
+            leaks: Cell::new(false),
         }
     }
 
-    fn now(&self) -> u64 {
-        self.machine.now()
+    pub fn process(&self, p: usize) -> Rc<RefCell<Process>> {
+        self.processes.borrow()[p].clone()
     }
 
     /// The daemon is killed, and another one started.
-    pub fn restart(&mut self, rng: &mut Rng) {
-        self.machine.jobs.lock().unwrap().clear();
-        // (First the old one, whose devices are closed.)
+    pub fn restart(&self, rng: &mut Rng) {
+        self.machine.forget_jobs();
         let alone = rng.one_in(2);
-        let fresh = || Daemon::new(self.n, &self.machine, &self.verbs, &self.records, alone);
-        let old = std::mem::replace(&mut self.daemon, fresh());
-        drop(old);
+        let fresh = Daemon::new(self.n, &self.machine, &self.verbs, &self.records, alone);
+        drop(self.daemon.replace(fresh));
     }
 
     /// A process connects to the daemon.
-    pub fn connect(&mut self, runtime: &tokio::runtime::Runtime, p: usize) {
-        let process = &mut self.processes[p];
+    pub fn connect(&self, runtime: &tokio::runtime::Runtime, process: &mut Process) {
         let (a, b) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -263,147 +228,90 @@ impl Node {
         )
         .unwrap();
         let mut peer = Peer::of_peer(a.as_fd(), u64::MAX).expect("ourselves");
-        peer.id.start = (self.n * 100 + p) as u64;
+        peer.id.pid = process.pid;
+        peer.id.start = u64::from(process.pid);
         let control = {
             let _inside = runtime.enter();
             Rc::new(Control::new(Foreign::new(a)).expect("a runtime"))
         };
-        let table = Foreign::new(process.table_fd());
+        let table = Foreign::new(process.family.table_fd());
         let hello = Hello {
             version: lane::VERSION,
-            own_pid: std::process::id(),
+            own_pid: process.pid,
             ident: memfd::check_fixed(&table, lane::family::TABLE_BYTES).expect("a table"),
             table,
         };
-        let (id, _) = self
-            .daemon
-            .core
-            .admit(&peer, hello, &control)
-            .expect("let in");
-        process.control = Some(b);
-        self.daemon.clients.insert(p, Client { id, control });
-        self.births += 1;
+        let mut d = self.daemon.borrow_mut();
+        let (id, _) = d.core.admit(&peer, hello, &control).expect("let in");
+        let wire = Rc::new(Wire::default());
+        process.connected(b, wire.clone());
+        let control = Some((control, wire));
+        d.clients.insert(process.pid, Client { id, control });
     }
 
-    /// A process is killed; the daemon gets to know a little later.
-    pub fn kill(&mut self, p: usize, rng: &mut Rng) {
-        self.processes[p].kill();
-        if let Some(x) = self.daemon.clients.remove(&p) {
-            self.daemon.core.disconnect(x.id, Some(&x.control));
-            let at = self.now() + rng.below(5_000_000);
-            self.daemon.dead.push((at, x.id));
+    /// A process has executed a program that has no shim: its control connection ends. What it has said before that is
+    /// read.
+    pub fn disconnect(&self, pid: u32) {
+        let d = &mut *self.daemon.borrow_mut();
+        let Some(client) = d.clients.get_mut(&pid) else {
+            return;
+        };
+        if let (id, Some((control, wire))) = (client.id, client.control.take()) {
+            d.hear(id, &wire, || false);
+            d.core.disconnect(id, Some(&control));
         }
     }
 
-    /// What there is to do for the daemon; as much of it as chance wants.
-    pub fn run(&mut self, rng: &mut Rng) {
-        let now = self.now();
-        if now < self.daemon.busy_until {
+    /// A process has ended; the daemon gets to know a little later, and has perhaps not read what it had said.
+    pub fn ended(&self, pid: u32, rng: &mut Rng) {
+        self.machine.ends(pid);
+        if rng.one_in(2) {
+            note("a last message that nobody reads");
+            let d = &mut *self.daemon.borrow_mut();
+            let of = d.clients.get(&pid).and_then(|p| p.control.as_ref());
+            of.inspect(|(_, wire)| while wire.next().is_some() {});
+        }
+        self.disconnect(pid);
+        let at = self.machine.now() + rng.below(5_000_000);
+        let d = &mut *self.daemon.borrow_mut();
+        if let Some(x) = d.clients.remove(&pid) {
+            d.dead.push((at, x.id));
+        }
+    }
+
+    /// What there is to do for the daemon's two threads; as much of it as chance wants.
+    pub fn run(&self, rng: &mut Rng) {
+        let now = self.machine.now();
+        let Ok(mut d) = self.daemon.try_borrow_mut() else {
+            return;
+        };
+        if now < d.busy_until {
             return;
         }
         if rng.one_in(400) {
-            self.daemon.busy_until = now + rng.below(3_000_000);
+            d.busy_until = now + rng.below(3_000_000);
         }
-        self.hear_processes(rng);
-        self.read_registrations(rng);
-        self.hear_channel();
-        self.help(rng);
-        let d = &mut self.daemon;
+        d.hear_processes(rng);
+        d.read_registrations(self.n, rng);
+        d.hear_channel(now, &name(1 - self.n).into());
         let all = std::mem::take(&mut d.dead);
         let (due, rest): (Vec<_>, _) = all.into_iter().partition(|x| x.0 <= now);
         d.dead = rest;
-        for (_, id) in due {
-            d.core.dead(id);
-        }
+        due.into_iter().for_each(|(_, id)| d.core.dead(id));
         if now >= d.swept + 100_000_000 {
             d.swept = now;
             d.core.tick_across();
             d.core.sweep();
         }
-        self.run_data_plane();
+        d.look_at_inherited(&self.machine, rng);
+        d.look_for_unseen_closes(&self.machine, rng);
+        d.run_data_plane(now);
         if rng.one_in(2) {
-            self.daemon.core.effects();
+            d.core.effects();
         }
     }
 
-    fn run_data_plane(&mut self) {
-        let (now, d) = (self.now(), &mut self.daemon);
-        if let Some(until) = d.sleeps_until {
-            if !d.served.wait(false) && now < until {
-                return;
-            }
-            d.sleeps_until = None;
-        }
-        match d.served.poll() {
-            Next::Sleep(until) => d.sleeps_until = Some(until),
-            Next::Poll => {}
-            Next::End => unreachable!("nobody ends it"),
-        }
-    }
-
-    fn hear_processes(&mut self, rng: &mut Rng) {
-        for (p, process) in self.processes.iter_mut().enumerate() {
-            let Some(client) = self.daemon.clients.get(&p) else {
-                continue;
-            };
-            client.control.flush();
-            while !rng.one_in(4) {
-                let Some((msg, fds)) = process.said.pop_front() else {
-                    break;
-                };
-                let fds = fds.into_iter().map(Foreign::new).collect();
-                let done = self.daemon.core.message(client.id, msg, fds);
-                match done {
-                    Ok(r) => self.daemon.reads.extend(r),
-                    Err(e) => panic!("a violation: {}", e.0),
-                }
-            }
-        }
-    }
-
-    /// What helpers find out of registered sockets. (Addresses are the nodes'.)
-    fn read_registrations(&mut self, rng: &mut Rng) {
-        while !self.daemon.reads.is_empty() && !rng.one_in(3) {
-            let r = self.daemon.reads.remove(0);
-            let read = socket::read(r.fd.as_fd(), r.tcp_pos, r.flags, &*r.proof);
-            let read = read.map(|mut end| {
-                end.local.set_ip(address(self.n));
-                end.peer.set_ip(address(1 - self.n));
-                end
-            });
-            let core = &mut self.daemon.core;
-            core.registration_read(r.who, Some(read), r.came, r.flags);
-            drop(r.job);
-            core.credit(r.who.client, r.control);
-        }
-    }
-
-    /// Jobs of helpers, in any order.
-    fn help(&mut self, rng: &mut Rng) {
-        while !rng.one_in(3) {
-            let mut jobs = self.machine.jobs.lock().unwrap();
-            let n = rng.below(jobs.len() as u64) as usize;
-            let Some(job) = jobs.remove(n) else { return };
-            drop(jobs);
-            job();
-        }
-    }
-
-    fn hear_channel(&mut self) {
-        let now = self.now();
-        let node: Name = name(1 - self.n).into();
-        while let Some(c) = &mut self.daemon.channel {
-            let due = c.inn.front().is_some_and(|m| m.0 <= now);
-            let Some((_, msg)) = due.then(|| c.inn.pop_front()).flatten() else {
-                return;
-            };
-            let id = c.id;
-            let done = self.daemon.core.peer_message(&node, id, msg);
-            assert_eq!(done, Ok(()));
-        }
-    }
-
-    pub fn channel_up(&mut self, incarnation: u64, key: Key) {
+    pub fn channel_up(&self, incarnation: u64, key: Key) {
         let (queue, out) = mpsc::channel(4096);
         let met = Accepted {
             node: name(1 - self.n).into(),
@@ -414,37 +322,40 @@ impl Node {
             expires: 0,
             we_dialed: self.n == 0,
         };
-        let id = self
-            .daemon
-            .core
-            .channel_up(&met, key, 1024, queue, Rc::new(Cut::default()));
-        self.daemon.channel = Some(Channel {
+        let mut d = self.daemon.borrow_mut();
+        let cut = Rc::new(Cut::default());
+        let id = d.core.channel_up(&met, key, 1024, queue, cut);
+        d.channel = Some(Channel {
             id: id.expect("the only one"),
             out,
             inn: VecDeque::new(),
         });
     }
 
-    pub fn channel_down(&mut self) {
-        if let Some(c) = self.daemon.channel.take() {
+    pub fn channel_down(&self) {
+        let d = &mut *self.daemon.borrow_mut();
+        if let Some(c) = d.channel.take() {
             let node: Name = name(1 - self.n).into();
             let why = lane::proto::reason::Reason::PeerDaemon;
-            self.daemon.core.channel_down(&node, c.id, "cut", why);
+            d.core.channel_down(&node, c.id, "cut", why);
         }
     }
 
     /// What has been said to the other node, in order.
-    pub fn said(&mut self) -> Vec<Msg> {
-        let c = self.daemon.channel.as_mut();
+    pub fn said(&self) -> Vec<Msg> {
+        let Ok(mut d) = self.daemon.try_borrow_mut() else {
+            return Vec::new();
+        };
+        let c = d.channel.as_mut();
         c.map_or(Vec::new(), |c| {
             std::iter::from_fn(|| c.out.try_recv().ok()).collect()
         })
     }
 
     /// Messages of the other node, to be read some time later.
-    pub fn deliver(&mut self, all: Vec<Msg>, rng: &mut Rng) {
-        let now = self.now();
-        if let Some(c) = &mut self.daemon.channel {
+    pub fn deliver(&self, all: Vec<Msg>, rng: &mut Rng) {
+        let now = self.machine.now();
+        if let Some(c) = &mut self.daemon.borrow_mut().channel {
             for m in all {
                 let last = c.inn.back().map_or(0, |m| m.0);
                 c.inn.push_back(((now + rng.below(100_000)).max(last), m));
@@ -452,8 +363,135 @@ impl Node {
         }
     }
 
-    pub fn jobs(&self) -> usize {
-        self.machine.jobs.lock().unwrap().len()
+    pub fn incarnation(&self) -> u64 {
+        self.daemon.borrow().core.incarnation
+    }
+
+    /// Is there a lane that its process has finished with, or a process that has ended, and the daemon is not done with
+    /// it?
+    pub fn has_orphans(&self) -> bool {
+        let d = self.daemon.borrow();
+        let rails = d.core.rails.as_ref();
+        let said = |p: &Client| p.control.as_ref().is_some_and(|(_, w)| w.says_done());
+        rails.is_some_and(|r| r.lock().has_orphans())
+            || !d.dead.is_empty()
+            || !d.core.inherited.all.is_empty()
+            || d.clients.values().any(said)
+    }
+}
+
+impl Daemon {
+    fn run_data_plane(&mut self, now: u64) {
+        if let Some(until) = self.sleeps_until {
+            if !self.served.wait(false) && now < until {
+                return;
+            }
+            self.sleeps_until = None;
+        }
+        match self.served.poll() {
+            Next::Sleep(until) => self.sleeps_until = Some(until),
+            Next::Poll => {}
+            Next::End => unreachable!("nobody ends it"),
+        }
+    }
+
+    fn hear_processes(&mut self, rng: &mut Rng) {
+        let mut all = Vec::new();
+        for client in self.clients.values() {
+            let Some((control, wire)) = &client.control else {
+                continue;
+            };
+            control.flush();
+            all.push((client.id, wire.clone()));
+        }
+        for (id, wire) in all {
+            self.hear(id, &wire, || rng.one_in(4));
+        }
+    }
+
+    /// Reads what a process has said, until it has enough.
+    fn hear(&mut self, id: ClientId, wire: &Wire, mut enough: impl FnMut() -> bool) {
+        while !enough() {
+            let Some((msg, fds)) = wire.next() else {
+                return;
+            };
+            let fds = fds.into_iter().map(Foreign::new).collect();
+            match self.core.message(id, msg, fds) {
+                Ok(r) => self.reads.extend(r),
+                Err(e) => panic!("a violation: {}", e.0),
+            }
+        }
+    }
+
+    /// What helpers find out of registered sockets. (Addresses are the nodes'.)
+    fn read_registrations(&mut self, n: usize, rng: &mut Rng) {
+        while !self.reads.is_empty() && !rng.one_in(3) {
+            let r = self.reads.remove(0);
+            let read = socket::read(r.fd.as_fd(), r.tcp_pos, r.flags, &*r.proof);
+            let read = read.map(|mut end| {
+                end.local.set_ip(address(n));
+                end.peer.set_ip(address(1 - n));
+                end
+            });
+            self.core
+                .registration_read(r.who, Some(read), r.came, r.flags);
+            drop(r.job);
+            self.core.credit(r.who.client, r.control);
+        }
+    }
+
+    fn hear_channel(&mut self, now: u64, node: &Name) {
+        while let Some(c) = &mut self.channel {
+            let due = c.inn.front().is_some_and(|m| m.0 <= now);
+            let Some((_, msg)) = due.then(|| c.inn.pop_front()).flatten() else {
+                return;
+            };
+            let id = c.id;
+            let done = self.core.peer_message(node, id, msg);
+            assert_eq!(done, Ok(()));
+        }
+    }
+
+    /// As `tasks::look_at_inherited`, whose helper looks into `/proc`.
+    fn look_at_inherited(&mut self, machine: &Machine, rng: &mut Rng) {
+        let now = machine.now();
+        match self.looking.take_if(|l| l.0 <= now) {
+            Some((_, holders)) => {
+                self.core.inherited_looked_at(&holders);
+                self.looks_at = now + 1_000_000_000;
+            }
+            None if self.looking.is_none() && now >= self.looks_at => {
+                let all = &self.core.inherited.all;
+                if all.is_empty() {
+                    return;
+                }
+                let found: Vec<_> = all
+                    .iter()
+                    .map(|i| machine.holder(i.inode).filter(|_| !i.has_left()))
+                    .collect();
+                note(match found.contains(&None) {
+                    true => "a look for holders finds none",
+                    false => "a look for holders finds one",
+                });
+                self.looking = Some((now + rng.below(100_000_000), found));
+            }
+            None => {}
+        }
+    }
+
+    /// As `tasks::look_for_unseen_closes`.
+    fn look_for_unseen_closes(&mut self, machine: &Machine, rng: &mut Rng) {
+        let now = machine.now();
+        if now < self.looks_unseen_at {
+            return;
+        }
+        self.looks_unseen_at = now + 1_000_000_000 + rng.below(500_000_000);
+        for h in self.core.idle_ends() {
+            if machine.holder(h.idle.inode).is_none() {
+                note("an end that nobody holds");
+                self.core.rails(|r| r.not_held(&h.idle));
+            }
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 //! no test here fails without them.
 
 use super::rx::{How, Revoked};
-use super::tx::Taken;
+use super::tx::{claim, release, Adopted};
 use super::{Area, Iov, Memory, Port, Received, RxState, Sent, TxState};
 use crate::abi::{rx, Control, Epoch, Loc, RxWord, TcpPos};
 use crate::prim::{AtomicU32, Ordering::*};
@@ -433,7 +433,7 @@ fn down_and_deaf() {
 /// Across nodes: an end goes down by its own decision while the daemon on its node takes the direction over. One of
 /// the two steps back, and the frame and bytes of the other are on TCP once.
 ///
-/// (The Acquire fence in `take` must stay although this test passes without it: the kernel's count tells the daemon
+/// (The Acquire fence in `claim` must stay although this test passes without it: the kernel's count tells the daemon
 /// what it then misses of the end's last actions, but nothing else does.)
 #[test]
 fn takeover() {
@@ -459,13 +459,21 @@ fn takeover() {
             let (m, port) = (d.sender().for_takeover(), End(&d, 0));
             // Relaxed: a daemon reads the lock in a file.
             let locked = || theirs.load(Relaxed) != 0;
-            match TxState::take(&m, &port, TAG, locked).unwrap() {
-                Taken::Yes(t) => {
+            let state = m.own_tx().state.load(Acquire);
+            if !claim(&m, state, locked) {
+                return 0;
+            }
+            let t = TxState::default();
+            match t.adopt(&m, &port, TAG).unwrap() {
+                Adopted::Ring => {
                     t.down(&m, &port).unwrap();
                     assert_eq!(t.mode.load(Relaxed), super::tx::mode::TCP);
                     1
                 }
-                _ => 0,
+                Adopted::Asking | Adopted::Tcp => {
+                    release(&m, state.epoch());
+                    0
+                }
             }
         });
         let mut ours = 0;

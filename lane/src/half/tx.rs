@@ -8,7 +8,7 @@ mod down;
 mod takeover;
 mod up;
 
-pub use takeover::{claim, is_done, release, Adopted, Taken};
+pub use takeover::{claim, is_done, release, Adopted};
 
 use super::mem::{copy_in, Iov, Memory};
 use super::{native_calls, Pending, Port, Progress};

@@ -10,7 +10,7 @@ use lane::abi::{
     TakeoverWord, TcpPos, TxPhase, TxWord, TxWords, LANES_PER_COUNTER,
 };
 use lane::half::rx::How;
-use lane::half::tx::mode;
+use lane::half::tx::{claim, mode, Adopted};
 use lane::half::{Area, Iov, Memory, Port, Received, RxState, Sent, TxState};
 use lane::proto::frame::{Frame, Kind, LEN};
 use memory::Client;
@@ -316,6 +316,15 @@ impl Alone {
     pub fn taken(&self) -> Memory<'_> {
         let m = Memory::new(&self.own_read, &self.other, LANE).unwrap();
         m.for_takeover()
+    }
+
+    /// That daemon takes the direction over.
+    pub fn take(&self) -> TxState {
+        let (m, t) = (self.taken(), TxState::default());
+        assert!(claim(&m, self.state(), || false), "it is there to be taken");
+        let adopted = t.adopt(&m, &self.tcp, TAG);
+        assert!(matches!(adopted, Ok(Adopted::Ring)), "it is on its ring");
+        t
     }
 
     pub fn ours(&self) -> &Control {

@@ -357,10 +357,7 @@ fn a_daemon_that_dies() {
                 e.tcp.room.set(0);
                 assert_eq!(e.tx.down(&m, &e.tcp), Ok(Progress::Blocked));
             }
-            let t = match lane::half::TxState::take(&e.taken(), &e.tcp, TAG, || false) {
-                Ok(lane::half::tx::Taken::Yes(t)) => t,
-                _ => panic!("it is there to be taken"),
-            };
+            let t = e.take();
             e.tcp.room.set(begun);
             t.down(&e.taken(), &e.tcp).unwrap();
             assert_eq!((e.on_tcp(), e.mode() == mode::DRAIN), (begun, own));
@@ -383,10 +380,7 @@ fn tcp_fails_during_a_takeover() {
     let e = Alone::up(true);
     let m = e.memory();
     e.send(100);
-    let t = match lane::half::TxState::take(&e.taken(), &e.tcp, TAG, || false) {
-        Ok(lane::half::tx::Taken::Yes(t)) => t,
-        _ => panic!("it is there to be taken"),
-    };
+    let t = e.take();
     e.tcp.room.set(5);
     assert_eq!(t.down(&e.taken(), &e.tcp), Ok(Progress::Blocked));
     assert_eq!(e.tx.look(&m, &e.tcp), Ok(Progress::Blocked));

@@ -29,7 +29,7 @@ impl World {
                         "the position in the caller's buffers is off"
                     );
                 }
-                if r == Sent::Tcp && up && !h.lost.get() && h.tx.can_up(&m) {
+                if r == Sent::Tcp && up && h.tx.can_up(&m) {
                     self.try_up(e);
                     if h.tx.is_up() {
                         self.unlock(e, TX);
@@ -107,7 +107,6 @@ impl World {
     }
 
     /// One receive call. `false`: nothing came.
-    #[expect(clippy::too_many_lines)]
     pub(super) fn recv(&self, e: usize, len: usize, how: How) -> bool {
         let (h, from) = (&self.host[e], &self.host[1 - e]);
         let (m, port) = (self.memory(e), Wire { w: self, e });
@@ -124,87 +123,24 @@ impl World {
             self.unlock(e, RX);
         }
         if r == Received::Tcp {
-            if !h.rx.enter_native() {
-                return false;
+            match self.recv_native(e, &mut data, how) {
+                Some(native) => r = native,
+                None => return false,
             }
-            let p = if how.discard {
-                std::ptr::null_mut()
-            } else {
-                data.as_mut_ptr()
-            };
-            let n = port.tcp_recv(p, len, how.peek);
-            h.rx.leave_native(if how.peek { 0 } else { n.unwrap_or(0) as u64 });
-            r = match n {
-                // As the shim: an error that was kept is told where the end would be.
-                Ok(0) | Err(libc::EAGAIN) if len > 0 && h.rx.error.is_set() => {
-                    Received::Error(h.rx.error.take())
-                }
-                Ok(0) if len > 0 => Received::Eof,
-                Ok(n) => Received::Bytes(n),
-                Err(libc::EAGAIN) => Received::Empty,
-                Err(x) => Received::Error(x),
-            };
         }
         if self.trace.get() {
             eprintln!("        -> {r:?}");
         }
         match r {
-            Received::Bytes(n) => {
-                assert!(n <= len && (n > 0 || len == 0), "{n} of {len}");
-                let written = if how.discard { 0 } else { n };
-                assert!(
-                    data[written..].iter().all(|&b| b == 0xaa),
-                    "wrote beyond what it reported"
-                );
-                if !self.hostile.get() {
-                    let mut want = vec![0u8; written];
-                    content(self.use_no.get(), 1 - e, h.got.get(), &mut want);
-                    if let Some(i) = (0..written).find(|&i| data[i] != want[i]) {
-                        panic!(
-                            "end {e}: byte {} is {:#x}, not {:#x}",
-                            h.got.get() + i as u64,
-                            data[i],
-                            want[i]
-                        );
-                    }
-                    let most = from.sent.get() + from.in_flight.get();
-                    assert!(
-                        h.got.get() + n as u64 <= most,
-                        "end {e} got more than was sent"
-                    );
-                }
-                assert!(
-                    !h.eof.get() || n == 0 || self.hostile.get(),
-                    "bytes after end of file"
-                );
-                h.found.set(n as u64);
-                if !how.peek {
-                    h.got.set(h.got.get() + n as u64);
-                }
-                return n > 0;
-            }
+            Received::Bytes(n) => return self.came(e, &data, n, how),
             Received::Eof => {
-                if !self.hostile.get() {
-                    assert!(
-                        from.wr_shut.get()
-                            || from.closed.get()
-                            || from.dead.get()
-                            || from.finishing.get(),
-                        "end of file from nowhere"
-                    );
-                    assert!(
-                        h.got.get() >= from.sent.get(),
-                        "end {e}: end of file after {} of {} bytes",
-                        h.got.get(),
-                        from.sent.get()
-                    );
-                }
+                self.check_end(e);
                 h.eof.set(true);
             }
             Received::Error(x) => {
                 assert_ne!(x, 0);
                 assert!(
-                    self.hostile.get() || self.net.borrow().reset || from.dead.get(), // with bytes unread, or lost on their way
+                    self.hostile.get() || self.net.borrow().reset || from.dead.get(), // with bytes unread
                     "error {x} from nowhere"
                 );
                 h.failed.set(true);
@@ -227,5 +163,86 @@ impl World {
             Received::Tcp => unreachable!(),
         }
         false
+    }
+
+    /// The direction is on TCP. None: it is not any more.
+    fn recv_native(&self, e: usize, data: &mut [u8], how: How) -> Option<Received> {
+        let (h, port) = (&self.host[e], Wire { w: self, e });
+        if !h.rx.enter_native() {
+            return None;
+        }
+        let len = data.len();
+        let p = if how.discard {
+            std::ptr::null_mut()
+        } else {
+            data.as_mut_ptr()
+        };
+        let n = port.tcp_recv(p, len, how.peek);
+        h.rx.leave_native(if how.peek { 0 } else { n.unwrap_or(0) as u64 });
+        Some(match n {
+            // As the shim: an error that was kept is told where the end would be.
+            Ok(0) | Err(libc::EAGAIN) if len > 0 && h.rx.error.is_set() => {
+                Received::Error(h.rx.error.take())
+            }
+            Ok(0) if len > 0 => Received::Eof,
+            Ok(n) => Received::Bytes(n),
+            Err(libc::EAGAIN) => Received::Empty,
+            Err(x) => Received::Error(x),
+        })
+    }
+
+    /// Bytes have come: are they the next ones?
+    fn came(&self, e: usize, data: &[u8], n: usize, how: How) -> bool {
+        let (h, from, len) = (&self.host[e], &self.host[1 - e], data.len());
+        assert!(n <= len && (n > 0 || len == 0), "{n} of {len}");
+        let written = if how.discard { 0 } else { n };
+        assert!(
+            data[written..].iter().all(|&b| b == 0xaa),
+            "wrote beyond what it reported"
+        );
+        if !self.hostile.get() {
+            let mut want = vec![0u8; written];
+            content(self.use_no.get(), 1 - e, h.got.get(), &mut want);
+            if let Some(i) = (0..written).find(|&i| data[i] != want[i]) {
+                panic!(
+                    "end {e}: byte {} is {:#x}, not {:#x}",
+                    h.got.get() + i as u64,
+                    data[i],
+                    want[i]
+                );
+            }
+            let most = from.sent.get() + from.in_flight.get();
+            assert!(
+                h.got.get() + n as u64 <= most,
+                "end {e} got more than was sent"
+            );
+        }
+        assert!(
+            !h.eof.get() || n == 0 || self.hostile.get(),
+            "bytes after end of file"
+        );
+        h.found.set(n as u64);
+        if !how.peek {
+            h.got.set(h.got.get() + n as u64);
+        }
+        n > 0
+    }
+
+    /// End `e` finds the end of the stream: has the other one ended, and is nothing missing?
+    fn check_end(&self, e: usize) {
+        let (h, from) = (&self.host[e], &self.host[1 - e]);
+        if self.hostile.get() {
+            return;
+        }
+        assert!(
+            from.wr_shut.get() || from.closed.get() || from.dead.get() || from.finishing.get(),
+            "end of file from nowhere"
+        );
+        assert!(
+            h.got.get() >= from.sent.get(),
+            "end {e}: end of file after {} of {} bytes",
+            h.got.get(),
+            from.sent.get()
+        );
     }
 }

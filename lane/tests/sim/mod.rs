@@ -8,14 +8,11 @@
 
 mod acts;
 mod calls;
-pub mod keep;
 pub mod memory;
 pub mod net;
-mod remote;
 mod settle;
 mod wire;
 
-use keep::Keeper;
 use lane::abi::{Cursor, Epoch, Loc};
 use lane::half::rx::How;
 use lane::half::{Area, Memory, RxState, TxState};
@@ -83,21 +80,6 @@ pub enum Act {
         sndbuf: u32,
         room: u32,
     },
-    /// Across nodes: this end's daemon looks at what the end has stored, and `n` of its messages
-    /// arrive.
-    Carry {
-        n: usize,
-    },
-    /// Across nodes: nothing arrives any more; everything does again.
-    Cut,
-    Mend,
-    /// Across nodes, with takeover: this end's daemon looks after its sending direction. `patient`:
-    /// what an application left behind has time to arrive.
-    Keep {
-        patient: bool,
-    },
-    /// This end's daemon dies.
-    DaemonDies,
     /// The old connection is over on both ends; a new one uses the same lane.
     Reuse {
         gap: u32,
@@ -121,16 +103,12 @@ pub struct Host {
     pub dead: Cell<bool>,
     pub closed: Cell<bool>,
     pub wr_shut: Cell<bool>,
-    /// A FIN that has to wait for what is on its way down.
-    pub fin_due: Cell<bool>,
     /// Inside the call that may put the end of the stream on TCP.
     pub finishing: Cell<bool>,
     pub eof: Cell<bool>,
     /// TCP reported an error.
     pub failed: Cell<bool>,
     pub revoking: Cell<bool>,
-    /// Has heard that its daemon is gone.
-    pub lost: Cell<bool>,
     /// Bytes the application was told are sent, and those of a call that has not returned.
     pub sent: Cell<u64>,
     pub in_flight: Cell<u64>,
@@ -155,13 +133,15 @@ pub struct World {
     clients: &'static [Client; 2],
     own: [Area; 2],
     peer: [Area; 2],
+    /// Each end's area as its daemon sees it, and the other one's as a daemon writes it.
+    beside: [[Area; 2]; 2],
     pub host: [Host; 2],
     pub net: RefCell<Net>,
     inner: RefCell<VecDeque<(usize, usize, Act)>>,
     nested: Cell<bool>,
     acting: Cell<usize>,
-    /// The one who acts is the daemon beside that end.
-    keeping: Cell<bool>,
+    /// The ends are on two nodes. Nobody is between them: a test stores the words of their daemons itself.
+    across: Cell<bool>,
     steps: Cell<u64>,
     base: Cell<Epoch>,
     use_no: Cell<u64>,
@@ -172,10 +152,6 @@ pub struct World {
     pub seen: RefCell<std::collections::BTreeMap<&'static str, u64>>,
     /// Called in every hook; for the hostile test.
     pub meddle: RefCell<Option<Meddle>>,
-    /// The daemons between the ends, if these are on two nodes.
-    pub remote: Option<RefCell<remote::Remote>>,
-    /// Those who look after an end that does not; none: there is no takeover.
-    pub keepers: Option<[Keeper; 2]>,
     /// One end is hostile: the checks of content do not apply.
     pub hostile: Cell<bool>,
 }
@@ -227,7 +203,6 @@ pub type Meddle = Box<dyn FnMut(&World)>;
 thread_local! {
     // Mapping is dear; every case of a thread uses the same memory, cleared.
     static CLIENTS: &'static [Client; 2] = Box::leak(Box::new([Client::new(), Client::new()]));
-    static PROXIES: &'static [Client; 2] = Box::leak(Box::new([Client::new(), Client::new()]));
 }
 
 impl World {
@@ -238,12 +213,13 @@ impl World {
             clients,
             own: [clients[0].area(true), clients[1].area(true)],
             peer: [clients[1].area(false), clients[0].area(false)],
+            beside: [0, 1].map(|e| [clients[e].area(false), clients[1 - e].area(true)]),
             host: Default::default(),
             net: Default::default(),
             inner: Default::default(),
             nested: Cell::new(false),
             acting: Cell::new(0),
-            keeping: Cell::new(false),
+            across: Cell::new(false),
             steps: Cell::new(0),
             base: Cell::default(),
             use_no: Cell::new(0),
@@ -251,8 +227,6 @@ impl World {
             trace: Cell::new(false),
             seen: Default::default(),
             meddle: RefCell::new(None),
-            remote: None,
-            keepers: None,
             hostile: Cell::new(false),
         };
         for a in &w.own {
@@ -262,32 +236,23 @@ impl World {
         w
     }
 
-    /// The ends are on two nodes.
-    pub fn across_nodes() -> World {
-        let mut w = World::new();
-        let proxies = PROXIES.with(|p| *p);
-        proxies.iter().for_each(Client::clear);
-        w.peer = [proxies[0].area(false), proxies[1].area(false)];
-        for m in proxies {
-            let a = m.area(true);
-            a.control().unwrap().sleepers.0.store(1, SeqCst);
-        }
-        w.remote = Some(RefCell::new(remote::Remote::new(w.clients, proxies)));
+    /// The ends are on two nodes. What each has for the other one's area is a daemon's, and the test writes it.
+    pub fn across() -> World {
+        let w = World::new();
+        w.across.set(true);
         w
     }
 
-    /// The same, and their daemons take directions over.
-    pub fn with_takeover() -> World {
-        let mut w = World::across_nodes();
-        let proxies = PROXIES.with(|p| *p);
-        w.keepers = Some([0, 1].map(|e| Keeper::new(&w.clients[e], &proxies[e])));
-        w
+    /// As the daemon beside end `e` has it when it takes the end's direction over.
+    pub fn daemon(&self, e: usize) -> Memory<'_> {
+        let [app, proxy] = &self.beside[e];
+        Memory::new(app, proxy, LANE).unwrap().for_takeover()
     }
 
     pub fn memory(&self, e: usize) -> Memory<'_> {
         Memory::new(&self.own[e], &self.peer[e], LANE)
             .unwrap()
-            .across(self.remote.is_some())
+            .across(self.across.get())
     }
 
     pub fn control(&self, e: usize) -> &lane::abi::Control {
@@ -334,12 +299,7 @@ impl World {
                 }
             };
             let Some((_, end, act)) = next else { return };
-            let actor = match act {
-                Act::Kill => !self.keeping.get(),
-                Act::DaemonDies => self.keeping.get(),
-                _ => false,
-            };
-            if actor && end == self.acting.get() {
+            if act == Act::Kill && end == self.acting.get() {
                 self.act(end, &act);
                 resume_unwind(Box::new(Killed));
             }
@@ -357,15 +317,11 @@ impl World {
         }
         *self.inner.borrow_mut() = op.inner.iter().cloned().collect();
         self.acting.set(op.end);
-        self.keeping.set(matches!(op.act, Act::Keep { .. }));
         if let Err(p) = catch_unwind(AssertUnwindSafe(|| self.act(op.end, &op.act))) {
             if !p.is::<Killed>() {
                 resume_unwind(p);
             }
-            self.note(match self.keeping.get() {
-                true => "daemon died within",
-                false => "killed within",
-            });
+            self.note("killed within");
         }
         self.inner.borrow_mut().clear();
     }
@@ -382,21 +338,13 @@ impl World {
             h.locs.borrow_mut().drain(..).for_each(|l| p.release(l));
             *h = Host::default();
         }
-        if let Some(f) = &self.remote {
-            f.borrow_mut().reuse();
-        }
-        if let Some(k) = &mut self.keepers {
-            k.iter_mut().for_each(Keeper::reuse);
-        }
         *self.net.borrow_mut() = Net::default();
         self.use_no.set(self.use_no.get() + 1);
     }
 
     fn kill(&self, e: usize) {
         self.host[e].dead.set(true);
-        if !self.leave_to_keeper(e, keep::Ending::Over) {
-            self.net.borrow_mut().close(e);
-        }
+        self.net.borrow_mut().close(e);
     }
 
     fn lock(&self, e: usize, which: usize) -> bool {
@@ -412,105 +360,19 @@ impl World {
             self.note("reset");
             return self.kill(e);
         }
-        if r == Reason::InDoubt && self.any_forsaken() {
-            self.note("in doubt");
-            self.net.borrow_mut().rst();
-            return self.host[e].failed.set(true);
-        }
         // An end whose peer is gone may find the stream cut anywhere, but never a foreign byte.
         panic!("end {e}: reset with {r:?} among honest ends");
     }
 
-    #[expect(clippy::too_many_lines)]
     pub fn act(&self, e: usize, act: &Act) {
         if self.trace.get() {
-            let h = |e: usize| {
-                let h = &self.host[e];
-                (
-                    h.tx.mode.load(Relaxed),
-                    h.tx.epoch.load(Relaxed),
-                    h.rx.mode.load(Relaxed),
-                    h.rx.epoch.load(Relaxed),
-                    h.sent.get(),
-                    h.got.get(),
-                )
-            };
-            eprintln!(
-                "{}end {e}: {act:?}   {:?} {:?}",
-                if self.nested.get() { "    " } else { "" },
-                h(0),
-                h(1)
-            );
+            self.tell(e, act);
         }
         self.steps.set(self.steps.get() + 1);
-        let h = &self.host[e];
-        match act {
-            Act::Deliver { n } => {
-                self.net.borrow_mut().deliver(e, *n);
-                return;
-            }
-            Act::Buffers { snd, rcv, piece } => {
-                let p = &mut self.net.borrow_mut().pipe[e];
-                (p.snd_cap, p.rcv_cap, p.piece) = (*snd, *rcv, *piece);
-                return;
-            }
-            // (Without the lock.)
-            Act::TakeError => {
-                h.rx.error.take();
-                return;
-            }
-            Act::Keep { patient } => return self.keep(e, *patient),
-            Act::DaemonDies => return self.daemon_dies(e),
-            Act::Carry { .. } | Act::Cut | Act::Mend => {
-                let Some(mut f) = self.remote.as_ref().and_then(|f| f.try_borrow_mut().ok()) else {
-                    return;
-                };
-                match act {
-                    Act::Carry { n } => {
-                        if h.attached.get() {
-                            f.scan(e);
-                        }
-                        (0..*n).take_while(|_| f.carry(e)).count();
-                    }
-                    Act::Cut => f.cut(),
-                    _ => f.mend(),
-                }
-                return;
-            }
-            _ if h.dead.get() || h.closed.get() || h.failed.get() => return,
-            _ if self.hears(e) && h.failed.get() => return,
-            Act::Send { len, up } => {
-                if !h.wr_shut.get() && self.lock(e, SEND) {
-                    self.send(e, *len, *up);
-                    self.unlock(e, SEND);
-                }
-                return;
-            }
-            Act::Recv {
-                len,
-                peek,
-                discard,
-                look,
-            } => {
-                if self.lock(e, RECV) {
-                    self.recv(
-                        e,
-                        *len,
-                        How {
-                            peek: *peek,
-                            discard: *discard,
-                            look: *look,
-                            ..How::default()
-                        },
-                    );
-                    self.unlock(e, RECV);
-                }
-                return;
-            }
-            Act::Kill => return self.kill(e),
-            _ => {}
+        if self.acts_without_lanes_locks(e, act) {
+            return;
         }
-        // The rest needs the lane's locks.
+        let h = &self.host[e];
         let needs: &[usize] = match act {
             Act::TryUp | Act::Down | Act::Look | Act::Move { .. } => &[TX],
             Act::Ready
@@ -532,6 +394,70 @@ impl World {
             self.locked(e, act);
         }
         needs.iter().for_each(|&l| h.busy[l].set(false));
+    }
+
+    fn tell(&self, e: usize, act: &Act) {
+        let h = |e: usize| {
+            let h = &self.host[e];
+            (
+                h.tx.mode.load(Relaxed),
+                h.tx.epoch.load(Relaxed),
+                h.rx.mode.load(Relaxed),
+                h.rx.epoch.load(Relaxed),
+                h.sent.get(),
+                h.got.get(),
+            )
+        };
+        eprintln!(
+            "{}end {e}: {act:?}   {:?} {:?}",
+            if self.nested.get() { "    " } else { "" },
+            h(0),
+            h(1)
+        );
+    }
+
+    /// What needs no lock of the lane's, or takes it by itself. `false`: it is none of that.
+    fn acts_without_lanes_locks(&self, e: usize, act: &Act) -> bool {
+        let h = &self.host[e];
+        match act {
+            Act::Deliver { n } => {
+                self.net.borrow_mut().deliver(e, *n);
+            }
+            Act::Buffers { snd, rcv, piece } => {
+                let p = &mut self.net.borrow_mut().pipe[e];
+                (p.snd_cap, p.rcv_cap, p.piece) = (*snd, *rcv, *piece);
+            }
+            Act::TakeError => {
+                h.rx.error.take();
+            }
+            _ if h.dead.get() || h.closed.get() || h.failed.get() => {}
+            Act::Send { len, up } => {
+                if !h.wr_shut.get() && self.lock(e, SEND) {
+                    self.send(e, *len, *up);
+                    self.unlock(e, SEND);
+                }
+            }
+            Act::Recv {
+                len,
+                peek,
+                discard,
+                look,
+            } => {
+                if self.lock(e, RECV) {
+                    let how = How {
+                        peek: *peek,
+                        discard: *discard,
+                        look: *look,
+                        ..How::default()
+                    };
+                    self.recv(e, *len, how);
+                    self.unlock(e, RECV);
+                }
+            }
+            Act::Kill => self.kill(e),
+            _ => return false,
+        }
+        true
     }
 
     fn live(&self, e: usize) -> bool {

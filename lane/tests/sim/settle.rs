@@ -3,31 +3,14 @@
 use super::{Act, Wire, World, LANE};
 use lane::half::rx::How;
 use lane::half::Progress;
-use std::sync::atomic::Ordering::Relaxed;
 
 impl World {
     /// Lets both ends act as event loops do, each only when something wakes it, until nothing
     /// moves; each sends `todo` more bytes. Then everything must have arrived.
-    #[expect(clippy::too_many_lines)]
     pub fn settle(&self, mut todo: [usize; 2], promote: bool) {
         for p in &mut self.net.borrow_mut().pipe {
             (p.snd_cap, p.rcv_cap, p.piece) = (1 << 18, 1 << 18, usize::MAX);
         }
-        let carry = || {
-            let Some(f) = &self.remote else { return false };
-            let mut f = f.borrow_mut();
-            f.mend();
-            let mut any = false;
-            for e in [0, 1] {
-                if self.host[e].attached.get() {
-                    f.scan(e);
-                }
-                while f.carry(e) {
-                    any = true;
-                }
-            }
-            any
-        };
         let mut seen = [None; 2];
         let mut out = [false; 2];
         let mut still = 0;
@@ -36,15 +19,14 @@ impl World {
             let moved = {
                 let mut n = self.net.borrow_mut();
                 n.deliver(0, usize::MAX) | n.deliver(1, usize::MAX)
-            } | carry()
-                | self.keep_both(true);
+            };
             let mut ran = false;
             for e in 0..2 {
                 let h = &self.host[e];
                 if !self.live(e) {
                     continue;
                 }
-                if h.revoking.get() && !self.live(1 - e) && !moved && !self.keep_both(false) {
+                if h.revoking.get() && !self.live(1 - e) && !moved {
                     h.failed.set(true); // the deadline of the hand-over has passed
                     self.note("hand-over failed");
                     continue;
@@ -55,7 +37,6 @@ impl World {
                         .0,
                 );
                 let awake = seen[e] != Some(seq)
-                    || (self.given_back(e) && !h.lost.get())
                     || (self.net.borrow().readable(e) && !h.eof.get())
                     || (out[e] && self.net.borrow().writable(e));
                 if awake {
@@ -65,65 +46,37 @@ impl World {
                 }
             }
             still = if moved { 0 } else { still + 1 };
-            // (Bytes that it may not take keep a hand-over that waits awake.)
-            let gave_up = still > 3 && self.give_up();
-            if !moved && !ran && !self.keep_both(false) && !gave_up && still > 4 {
+            if !moved && !ran && still > 4 {
                 break;
             }
         }
-        for (e, todo) in todo.into_iter().enumerate() {
-            let (h, from) = (&self.host[e], &self.host[1 - e]);
-            if !self.live(e) {
-                continue;
-            }
-            assert!(!h.revoking.get(), "end {e}: the hand-over hangs");
-            assert!(!h.tx.must_flush(), "end {e}: bytes left on the way down");
-            if self.live(1 - e) && !self.net.borrow().reset {
-                assert_eq!(todo, 0, "end {e} is stuck sending");
-            }
-            let wants_eof = from.dead.get() || from.closed.get() || from.wr_shut.get();
-            if !from.failed.get() && !self.net.borrow().reset {
-                assert!(
-                    h.got.get() >= from.sent.get(),
-                    "end {e} has {} of {}",
-                    h.got.get(),
-                    from.sent.get()
-                );
-                assert!(
-                    !wants_eof || h.eof.get(),
-                    "end {e} waits for an end of file"
-                );
-            }
-        }
+        (0..2).for_each(|e| self.all_there(e, todo[e]));
     }
 
-    /// The daemons do what there is to do for their ends. `true`: something was done.
-    fn keep_both(&self, patient: bool) -> bool {
-        let mut any = false;
-        for e in [0, 1] {
-            self.calls.set(0);
-            let before = self.kept(e);
-            self.keep(e, patient);
-            any |= self.kept(e) != before;
+    /// Nothing moves any more: end `e` has everything, and nothing to send but `todo`.
+    fn all_there(&self, e: usize, todo: usize) {
+        let (h, from) = (&self.host[e], &self.host[1 - e]);
+        if !self.live(e) {
+            return;
         }
-        any
-    }
-
-    /// Whoever waits for words that died with a daemon has a deadline. `true`: it has passed now.
-    fn give_up(&self) -> bool {
-        let waits = |h: &&super::Host| h.revoking.get() && !h.failed.get();
-        let mut any = false;
-        for h in self
-            .host
-            .iter()
-            .filter(waits)
-            .filter(|_| self.any_forsaken())
-        {
-            h.failed.set(true);
-            self.note("hand-over failed");
-            any = true;
+        assert!(!h.revoking.get(), "end {e}: the hand-over hangs");
+        assert!(!h.tx.must_flush(), "end {e}: bytes left on the way down");
+        if self.live(1 - e) && !self.net.borrow().reset {
+            assert_eq!(todo, 0, "end {e} is stuck sending");
         }
-        any
+        let wants_eof = from.dead.get() || from.closed.get() || from.wr_shut.get();
+        if !from.failed.get() && !self.net.borrow().reset {
+            assert!(
+                h.got.get() >= from.sent.get(),
+                "end {e} has {} of {}",
+                h.got.get(),
+                from.sent.get()
+            );
+            assert!(
+                !wants_eof || h.eof.get(),
+                "end {e} waits for an end of file"
+            );
+        }
     }
 
     /// One turn of an event loop. `true`: wants to know when TCP is writable.
@@ -131,19 +84,10 @@ impl World {
         let h = &self.host[e];
         let mut out = false;
         self.calls.set(0);
-        self.hears(e);
         if h.attached.get() {
             match h.tx.look(&self.memory(e), &Wire { w: self, e }) {
-                // (Its daemon rings when it has got on.)
-                Ok(p) => out |= p == Progress::Blocked && !h.tx.awaits(&self.memory(e)),
+                Ok(p) => out |= p == Progress::Blocked,
                 Err(r) => self.poisoned(e, r),
-            }
-            let m = self.memory(e);
-            if h.fin_due.get() && !h.tx.holds_fin(&m) {
-                h.fin_due.set(false);
-                h.tx.shut(&m, &Wire { w: self, e }, None);
-                h.rx.announce_end(&m, &Wire { w: self, e }, h.tx.tcp_pos.load(Relaxed));
-                self.net.borrow_mut().fin(e);
             }
             if h.revoking.get() {
                 self.act(e, &Act::Revoke);
@@ -161,12 +105,11 @@ impl World {
             if !self.send(e, (*todo).min(9000), promote) {
                 if h.attached.get()
                     && h.tx.is_up()
-                    && !h.tx.awaits(&self.memory(e))
                     && h.tx.want_space(&self.memory(e), &Wire { w: self, e })
                 {
                     continue;
                 }
-                out |= !h.tx.is_up() && !h.tx.awaits(&self.memory(e));
+                out |= !h.tx.is_up();
                 break;
             }
             *todo -= (h.sent.get() - before) as usize;

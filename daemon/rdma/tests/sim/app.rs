@@ -3,25 +3,80 @@
 use lane::abi::{Epoch, Loc};
 use lane::half::rx::How;
 use lane::half::{rx, tx, Area, Iov, Memory, Port, Received, RxState, Sent, TxState};
-use std::sync::atomic::Ordering::*;
+use std::any::Any;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering::*};
 use underpass_rdma::sim::Rng;
+
+/// One half of a lane: memory of the test's, or of a family table.
+pub struct Half<T> {
+    at: NonNull<T>,
+    keep: Rc<dyn Any>,
+}
+
+impl<T: Default + 'static> Default for Half<T> {
+    fn default() -> Self {
+        let own = Rc::new(T::default());
+        Half {
+            at: NonNull::from(&*own),
+            keep: own,
+        }
+    }
+}
+
+impl<T> Half<T> {
+    /// # Safety
+    /// `at` is valid for as long as `keep` lives.
+    #[allow(dead_code)] // the world of two daemons has tables
+    pub unsafe fn within(at: &T, keep: Rc<dyn Any>) -> Self {
+        Half {
+            at: NonNull::from(at),
+            keep,
+        }
+    }
+}
+
+impl<T> Clone for Half<T> {
+    fn clone(&self) -> Self {
+        Half {
+            at: self.at,
+            keep: self.keep.clone(),
+        }
+    }
+}
+
+impl<T> Deref for Half<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: valid as long as `keep`, which we have.
+        unsafe { self.at.as_ref() }
+    }
+}
 
 pub struct App {
     pub slot: u32,
-    pub tx: TxState,
-    pub rx: RxState,
+    pub tx: Half<TxState>,
+    pub rx: Half<RxState>,
     /// Rings not in use, in the client's chunk.
     places: Vec<Loc>,
-    salt: u64,
+    pub salt: u64,
     pub sent: u64,
     pub total: u64,
-    peer_salt: u64,
+    pub peer_salt: u64,
     pub received: u64,
     pub expected: u64,
     pub shut: bool,
     pub may_shut: bool,
-    /// Whether it goes up, and says that it can read a ring.
+    /// Whether it goes up.
     pub may_up: bool,
+    /// Whether it says that it can read a ring.
+    pub may_ready: bool,
+    /// What holds a direction's lock during a call of the lane's, which keeps it if its holder is killed in it. 0: nobody
+    /// looks at the locks.
+    pub tid: u32,
     pub moves: u64,
     /// Chance, one in so many, of each whim.
     pub whims: u64,
@@ -42,7 +97,18 @@ pub struct World<'a, P> {
     pub port: &'a P,
 }
 
-fn byte(salt: u64, at: u64) -> u8 {
+/// A direction's lock, held. A holder that unwinds was killed, and leaves it so.
+pub struct Held<T>(Half<T>, fn(&T) -> &AtomicU32);
+
+impl<T> Drop for Held<T> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            (self.1)(&self.0).store(0, Release); // pairs with nothing: all of this runs on one thread
+        }
+    }
+}
+
+pub fn byte(salt: u64, at: u64) -> u8 {
     ((at / 3)
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)
         .wrapping_add(salt)
@@ -50,7 +116,7 @@ fn byte(salt: u64, at: u64) -> u8 {
         ^ at as u8
 }
 
-fn iov(b: &mut [u8]) -> [libc::iovec; 1] {
+pub fn iov(b: &mut [u8]) -> [libc::iovec; 1] {
     [libc::iovec {
         iov_base: b.as_mut_ptr().cast(),
         iov_len: b.len(),
@@ -61,8 +127,8 @@ impl App {
     pub fn new(slot: u32, places: Vec<Loc>, salts: (u64, u64), totals: (u64, u64)) -> App {
         App {
             slot,
-            tx: TxState::default(),
-            rx: RxState::default(),
+            tx: Half::default(),
+            rx: Half::default(),
             places,
             salt: salts.0,
             sent: 0,
@@ -73,6 +139,8 @@ impl App {
             shut: false,
             may_shut: true,
             may_up: true,
+            may_ready: true,
+            tid: 0,
             moves: 0,
             whims: 40,
             lied: false,
@@ -103,8 +171,18 @@ impl App {
         self.broken || self.sent == self.total && self.received == self.expected
     }
 
+    pub fn lock_tx(&self) -> Held<TxState> {
+        self.tx.lock.store(self.tid, Relaxed);
+        Held(self.tx.clone(), |t| &t.lock)
+    }
+
+    pub fn lock_rx(&self) -> Held<RxState> {
+        self.rx.lock.store(self.tid, Relaxed);
+        Held(self.rx.clone(), |r| &r.lock)
+    }
+
     /// What may not happen on a lane that nobody lies about.
-    fn check(&mut self, ok: bool, what: impl FnOnce() -> String) -> bool {
+    pub fn check(&mut self, ok: bool, what: impl FnOnce() -> String) -> bool {
         if !ok {
             assert!(self.lied, "{}", what());
             self.broken = true;
@@ -122,15 +200,18 @@ impl App {
         }
         let mut moved = self.receive(&m, port, rng);
         moved |= !self.broken && self.send(&m, port, rng, all);
+        let held = self.lock_tx();
         let ok = self.tx.look(&m, port).is_ok();
+        drop(held);
         if !self.check(ok, || "the sender was told nonsense".into()) {
             return true;
         }
         if !all && rng.one_in(self.whims) {
             self.whim(&m, port, rng);
         }
-        if self.may_up && (all || rng.one_in(3)) && self.rx.declare_ready(&m, port) {
-            moved = true;
+        if self.may_ready && (all || rng.one_in(3)) {
+            let _held = self.lock_rx();
+            moved |= self.rx.declare_ready(&m, port);
         }
         moved
     }
@@ -150,14 +231,14 @@ impl App {
     }
 
     /// Bytes to send.
-    fn next(&self, rng: &mut Rng) -> Vec<u8> {
+    pub fn next(&self, rng: &mut Rng) -> Vec<u8> {
         let most = [200, 5000][rng.below(2) as usize];
         let n = (1 + rng.below(most)).min(self.total - self.sent);
         let all = self.sent..self.sent + n;
         all.map(|at| byte(self.salt, at)).collect()
     }
 
-    fn send_native<P: Port>(&mut self, port: &P, b: &mut [u8]) -> u64 {
+    pub fn send_native<P: Port>(&mut self, port: &P, b: &mut [u8]) -> u64 {
         if b.is_empty() || !self.tx.enter_native() {
             return 0;
         }
@@ -172,14 +253,21 @@ impl App {
         k
     }
 
-    fn receive_native<P: Port>(&mut self, port: &P, b: &mut [u8]) -> usize {
+    pub fn receive_native<P: Port>(&mut self, port: &P, b: &mut [u8]) -> usize {
         if !self.rx.enter_native() {
             return 0;
         }
         let got = port.tcp_recv(b.as_mut_ptr(), b.len(), false);
         self.rx.leave_native(got.unwrap_or(0) as u64);
         match got {
-            Ok(0) => self.ended = true,
+            // (As the shim: an error that was kept is told where the end would be, or nothing.)
+            Ok(0) | Err(libc::EAGAIN) if self.rx.error.is_set() => {
+                self.error = Some(self.rx.error.take());
+            }
+            Ok(0) if ![0, libc::EPIPE].contains(&self.tx.error.get()) => {
+                self.error = Some(self.tx.error.take());
+            }
+            Ok(0) => self.end(),
             Err(e) if e != libc::EAGAIN => self.error = Some(e),
             _ => {}
         }
@@ -190,7 +278,9 @@ impl App {
         let before = self.tx.mode.load(Relaxed);
         let up = before == tx::mode::TCP && self.may_up && !self.shut;
         if up && self.tx.can_up(m) && (all || rng.one_in(2)) {
+            let held = self.lock_tx();
             let up = self.tx.try_up(m, port);
+            drop(held);
             assert!(up.is_ok(), "{up:?}: a byte was counted wrongly");
             if self.tx.mode.load(Relaxed) != tx::mode::TCP {
                 return true;
@@ -201,7 +291,12 @@ impl App {
         }
         let mut b = self.next(rng);
         let v = iov(&mut b);
-        let sent = match self.tx.send(m, port, &mut Iov::new(&v)) {
+        let held = self.lock_tx();
+        let done = self.tx.send(m, port, &mut Iov::new(&v));
+        if done == Sent::Tcp {
+            drop(held); // what the kernel does needs no lock
+        }
+        let sent = match done {
             Sent::Bytes(k) => k as u64,
             Sent::Full => {
                 let more = self.tx.want_space(m, port);
@@ -245,12 +340,15 @@ impl App {
             look: true,
             ..How::default()
         };
-        let n = match self.rx.recv(m, port, &mut Iov::new(&v), how) {
+        let held = self.lock_rx();
+        let got = self.rx.recv(m, port, &mut Iov::new(&v), how);
+        drop(held);
+        let n = match got {
             Received::Bytes(n) => n,
             Received::Empty => 0,
             Received::Tcp => self.receive_native(port, &mut b),
             Received::Eof if self.may_end => {
-                self.ended = true;
+                self.end();
                 0
             }
             Received::Error(e) if self.may_end => {
@@ -267,8 +365,13 @@ impl App {
         n > 0
     }
 
+    /// TCP has ended. (Behind an error it says so, too.)
+    pub fn end(&mut self) {
+        self.ended |= self.error.is_none();
+    }
+
     /// Bytes that have come.
-    fn take(&mut self, all: &[u8]) {
+    pub fn take(&mut self, all: &[u8]) {
         for (i, b) in all.iter().enumerate() {
             let at = self.received + i as u64;
             if !self.check(*b == byte(self.peer_salt, at), || format!("byte {at}")) {
@@ -281,9 +384,17 @@ impl App {
     }
 
     fn whim<P: Port>(&mut self, m: &Memory, port: &P, rng: &mut Rng) {
-        match rng.below(3) {
-            0 => self.rx.want_down(m, port),
-            1 if !self.shut => {
+        match rng.below(4) {
+            0 => {
+                let _held = self.lock_rx();
+                self.rx.want_down(m, port);
+            }
+            1 => {
+                let _held = self.lock_rx();
+                self.rx.unwant_down(m, port);
+            }
+            2 if !self.shut => {
+                let _held = self.lock_tx();
                 let ok = self.tx.down(m, port).is_ok();
                 self.check(ok, || "no way down".into());
             }
@@ -294,6 +405,7 @@ impl App {
     /// Readiness that was not used is taken back.
     fn take_back<P: Port>(&mut self, m: &Memory, port: &P) {
         if self.rx.mode.load(Relaxed) == rx::mode::READY {
+            let _held = self.lock_rx();
             let ok = self.rx.revoke(m, port).is_ok();
             self.check(ok, || "no way back".into());
         }

@@ -20,16 +20,6 @@ use crate::proto::frame::{Kind, LEN};
 use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
-/// Result of a daemon's attempt to take a direction over.
-pub enum Taken {
-    /// The end is working on it, or the remote node has not answered its switch yet.
-    Later,
-    /// It is on TCP: there is nothing to take.
-    Tcp,
-    /// The direction, to be worked on with a [`Memory::for_takeover`].
-    Yes(TxState),
-}
-
 /// The state in which a daemon finds a direction that it takes over.
 pub enum Adopted {
     /// On TCP: nothing is left to do.
@@ -160,38 +150,9 @@ impl TxState {
         }
     }
 
-    /// For the daemon: [`claim`] and [`TxState::adopt`] in one step, for callers that need not wait for the socket in
-    /// between. After an error the connection has to be reset; the end must not use the direction any more.
-    pub fn take(
-        m: &Memory,
-        port: &impl Port,
-        tag: u64,
-        locked: impl FnOnce() -> bool,
-    ) -> Result<Taken, Reason> {
-        // Acquire: pairs with the Release in `say`.
-        let state = m.own_tx().state.load(Acquire);
-        if is_done(m, state) {
-            return Ok(Taken::Tcp);
-        }
-        if !claim(m, state, locked) {
-            return Ok(Taken::Later);
-        }
-        let tx = TxState::default();
-        match tx.adopt(m, port, tag)? {
-            Adopted::Ring => Ok(Taken::Yes(tx)),
-            Adopted::Asking => {
-                release(m, state.epoch());
-                Ok(Taken::Later)
-            }
-            Adopted::Tcp => {
-                release(m, state.epoch());
-                Ok(Taken::Tcp)
-            }
-        }
-    }
-
     /// For the daemon: turns this fresh state into what the end's must be, from what the end has published and what
-    /// the kernel has counted. What the end has published is believed only within the limits of its rings.
+    /// the kernel has counted. What the end has published is believed only within the limits of its rings. After an
+    /// error the connection has to be reset; the end must not use the direction any more.
     pub fn adopt(&self, m: &Memory, port: &impl Port, tag: u64) -> Result<Adopted, Reason> {
         let w = m.own_tx();
         // Acquire: pairs with the Release in `say`.
