@@ -7,6 +7,7 @@ use lane::half::{Progress, Sent};
 use lane::proto::frame::{Kind, LEN};
 use lane::proto::reason::Reason;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
 
 /// `Cursor::UNSEEN`, among numbers.
 const UNSEEN: u64 = Cursor::UNSEEN.get();
@@ -205,17 +206,17 @@ fn before_a_fin() {
 /// Before a shutdown on one node, what is unread goes to TCP; only all of it is of use.
 #[test]
 fn unread_bytes_before_a_fin() {
-    let repeat = |e: &Alone| e.tx.repeat_unread(&e.memory(), &e.tcp);
-    assert_eq!(repeat(&Alone::new(false)), None);
+    let repeat = |e: &Alone| e.tx.before_fin(&e.memory(), &e.tcp, true);
+    assert_eq!(repeat(&Alone::new(false)), Poll::Ready(None));
     let e = Alone::up(false);
-    assert_eq!(repeat(&e), None, "nothing is unread");
+    assert_eq!(repeat(&e), Poll::Ready(None), "nothing is unread");
     assert_eq!((e.mode(), e.on_tcp()), (mode::RING, 0));
     for room in [0, LEN + 99, LEN + 100] {
         let e = Alone::up(false);
         e.send(100);
         e.tcp.room.set(room);
         let whole = (room == LEN + 100).then_some(room as u64);
-        assert_eq!(repeat(&e), whole.map(TcpPos::new));
+        assert_eq!(repeat(&e), Poll::Ready(whole.map(TcpPos::new)));
         for (sent, inside, ended) in [(0, 1, false), (3, 0, false), (0, 0, true)] {
             // Another thread is sending, or has sent.
             (0..inside * u32::from(whole.is_some())).for_each(|_| assert!(e.tx.enter_native()));
@@ -231,6 +232,41 @@ fn unread_bytes_before_a_fin() {
             (0..e.tx.inside()).for_each(|_| e.tx.leave_native(0));
         }
     }
+}
+
+/// Bytes of a revoked ring are plain ones, and TCP must have all of them before the FIN, also if the receiver revokes
+/// while they are being repeated: it would take the first ones for bytes that bypassed the lane.
+#[test]
+fn revoked_before_a_fin() {
+    for (repeat, meanwhile) in [(false, false), (true, false), (true, true)] {
+        let e = Alone::up(false);
+        let step = || e.tx.before_fin(&e.memory(), &e.tcp, repeat);
+        e.send(100);
+        e.tcp.room.set(5);
+        match meanwhile {
+            true => e.says_then(FIRST, rx::READY | rx::REVOKED),
+            false => e.says(FIRST, rx::READY | rx::REVOKED),
+        }
+        for room in [0, 30] {
+            assert_eq!(step(), Poll::Pending, "{repeat} {meanwhile} {room}");
+            assert!(e.tcp.then.borrow().is_none() && e.tx.must_flush());
+            e.tcp.room.set(room);
+        }
+        assert_eq!((step(), e.on_tcp()), (Poll::Pending, 35));
+        e.tcp.room.set(65);
+        assert_eq!((step(), e.on_tcp()), (Poll::Ready(None), 100));
+        e.tx.shut(&e.memory(), &e.tcp, None);
+        assert_eq!(e.state(), TxWord::new(FIRST, tx::RESUMED));
+        assert_eq!(e.tx.downs.load(Relaxed), 1);
+    }
+    // Where the close is a reset, nothing is repeated.
+    let e = Alone::up(false);
+    e.send(100);
+    let r = e.tx.before_fin(&e.memory(), &e.tcp, false);
+    assert_eq!(
+        (r, e.mode(), e.on_tcp()),
+        (Poll::Ready(None), mode::RING, 0)
+    );
 }
 
 /// A shutdown says what the ring's bytes are: on the ring only. It counts as a way down once.

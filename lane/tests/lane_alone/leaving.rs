@@ -6,6 +6,7 @@ use lane::abi::{rx, tx, Cursor, RxWord, TcpPos, TxPhase};
 use lane::half::rx::{mode, How, Revoked};
 use lane::half::{Iov, Received};
 use lane::proto::frame::{Kind, LEN};
+use lane::proto::reason::Reason;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// `Cursor::UNSEEN`, among numbers.
@@ -122,6 +123,13 @@ fn of_a_ring() {
         assert_eq!(word(&e), RxWord::new(FIRST, rx::READY));
         assert_eq!(recv(&e, 20), Received::Bytes(6));
     }
+    // A part of the ring as plain bytes, and no more to come: the reason why a sender that meets a revocation puts all of
+    // it on TCP before its FIN (`TxState::before_fin`).
+    let e = on_ring(false, 4);
+    assert_eq!(revoke(&e), Revoked::Pending);
+    e.arrives(&bytes(4, 6));
+    e.sender_says(FIRST, tx::BROKEN);
+    assert_eq!(e.rx.revoke(&e.memory(), &e.tcp), Err(Reason::Foreign));
     // An error, where the ring has no more.
     let e = on_ring(false, 10);
     e.theirs().heads[L].store(Cursor::new(11), Relaxed);

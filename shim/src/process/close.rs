@@ -157,19 +157,14 @@ fn end(fd: i32, i: u32) {
         let port = Sock { fd, group };
         let _t = lock::lock(&c.tx.lock);
         let _r = lock::lock(&c.rx.lock);
-        let whole = flush(c, &m, &port, fd);
         let for_no_time = remote::lingers_for_no_time(fd);
         // (Bytes that a reset would discard need not be sent.)
-        let clean = whole && !for_no_time && c.rx.ring_unread(&m) == 0;
-        let repeated = if clean {
-            c.tx.repeat_unread(&m, &port)
-        } else {
-            None
-        };
+        let clean = !for_no_time && c.rx.ring_unread(&m) == 0;
+        let flushed = flush(c, &m, &port, fd, clean);
         // Close first, then look: a sender publishes first, then looks whether we have closed.
         c.rx.close(&m, &port, c.tx.tcp_pos.load(Relaxed));
         take_frame(c, &m, &port, true);
-        let reset = !whole || c.rx.ring_unread(&m) > 0;
+        let reset = flushed.is_none() || c.rx.ring_unread(&m) > 0;
         if reset {
             // Unread bytes at close make it a reset, as in TCP (RFC 1122, 4.2.2.13), also after a SHUT_RD. So do
             // sent bytes that did not get onto TCP: the peer must not take the end for a clean one.
@@ -179,7 +174,7 @@ fn end(fd: i32, i: u32) {
         if reset || for_no_time || in_kernel() {
             c.rx.announce_reset(&m, &port);
         }
-        c.tx.shut(&m, &port, repeated);
+        c.tx.shut(&m, &port, flushed.flatten());
     }
     // Count before the entry disappears from readers' view, because telling the daemon takes time.
     table::table().iter().for_each(|t| t.count_ended(c));

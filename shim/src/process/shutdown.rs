@@ -8,20 +8,33 @@ use crate::sys::{self, lock};
 use crate::tcp;
 use crate::tcp::port::{self, Sock};
 use core::sync::atomic::Ordering::*;
+use core::task::Poll;
+use lane::abi::TcpPos;
 use lane::family::{state, Conn};
-use lane::half::{Memory, Progress};
+use lane::half::Memory;
 use lane::proto::reason::Reason;
 
-/// Finishes a drain, whose bytes must be on TCP before the FIN. False: the peer does not take them.
-pub(super) fn flush(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
+/// Puts on TCP what must be there before the FIN; `repeat` and the result are those of [`TxState::before_fin`]. None:
+/// the peer does not take it in time, and the connection is to be reset.
+///
+/// [`TxState::before_fin`]: lane::half::TxState::before_fin
+pub(super) fn flush(
+    c: &Conn,
+    m: &Memory,
+    port: &Sock,
+    fd: i32,
+    repeat: bool,
+) -> Option<Option<TcpPos>> {
     let end = sys::now_ms() + promotion::LEAVE_MS;
-    while matches!(c.tx.look(m, port), Ok(Progress::Blocked)) && c.tx.must_flush() {
+    loop {
+        if let Poll::Ready(repeated) = c.tx.before_fin(m, port, repeat) {
+            return Some(repeated);
+        }
         if fd < 0 || sys::now_ms() >= end {
-            return false;
+            return None;
         }
         let _ = sys::poll_ms(fd, libc::POLLOUT, 5);
     }
-    true
 }
 
 /// Milliseconds for which an end that reads nothing any more waits for a frame in flight.
@@ -88,12 +101,11 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
     };
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         if let Some(_g) = lock::lock(&c.tx.lock) {
-            if !flush(c, &m, &port, fd) {
+            let Some(repeated) = flush(c, &m, &port, fd, true) else {
                 drop(_g);
                 tcp::reset(c, fd, Reason::Stalled);
                 return Left::Kernel(how);
-            }
-            let repeated = c.tx.repeat_unread(&m, &port);
+            };
             c.rx.announce_end(&m, &port, c.tx.tcp_pos.load(Relaxed));
             deaf();
             // Everything sent is on the ring, and other threads' sends wait for our lock: if their bytes reached

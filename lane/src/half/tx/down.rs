@@ -8,6 +8,7 @@ use crate::half::{Port, Progress};
 use crate::proto::frame::{Frame, Kind, LEN};
 use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
+use core::task::Poll;
 
 impl TxState {
     pub(super) fn answer(
@@ -207,8 +208,25 @@ impl TxState {
     }
 
     /// On one node, before TCP is shut down for sending by `shutdown` or `close`: afterwards nobody can answer a
-    /// revocation. So the unread bytes go to TCP, as far as TCP takes them, for whoever has the connection next. Call
-    /// [`TxState::look`] before, until [`TxState::must_flush`] is false; the result is for [`TxState::shut`].
+    /// revocation, and a receiver that finds some bytes of a revoked ring on TCP expects all of them there. `Pending`:
+    /// they are not; call again when TCP takes more, or reset the connection. `repeat`: unread bytes that were not
+    /// revoked go there, too (see [`TxState::repeat_unread`]). The result is for [`TxState::shut`].
+    pub fn before_fin(&self, m: &Memory, port: &impl Port, repeat: bool) -> Poll<Option<TcpPos>> {
+        let _ = self.look(m, port);
+        let repeated = match repeat {
+            true => self.repeat_unread(m, port),
+            false => None,
+        };
+        // (Asked last, because a revocation may have come since the look.)
+        match self.must_flush() {
+            true => Poll::Pending,
+            false => Poll::Ready(repeated),
+        }
+    }
+
+    /// Unread bytes of a ring that is not revoked go to TCP, as far as TCP takes them, for whoever has the connection
+    /// after the reader. All of them: the TCP position behind them. If a revocation is met meanwhile, they are plain
+    /// bytes, which [`TxState::before_fin`] finishes.
     pub fn repeat_unread(&self, m: &Memory, port: &impl Port) -> Option<TcpPos> {
         if !self.is_up() || self.unread(m).is_ok_and(|n| n == 0) {
             return None;
@@ -220,7 +238,7 @@ impl TxState {
     }
 
     /// On one node: TCP is shut down for sending, or will be next. What is not on TCP is only on the ring, and the
-    /// receiver is told so at once. `repeated`: the TCP position up to which [`TxState::repeat_unread`] has put
+    /// receiver is told so at once. `repeated`: the TCP position up to which [`TxState::before_fin`] has put
     /// everything on TCP.
     pub fn shut(&self, m: &Memory, port: &impl Port, repeated: Option<TcpPos>) {
         let epoch = self.epoch.load(Relaxed);
