@@ -27,8 +27,9 @@ use underpass_rdma::sim::Rng;
 use underpass_tests::harness::paths;
 
 /// What is mutated.
-const PLACES: [&str; 12] = [
+const PLACES: [&str; 13] = [
     "lane/src/proto/frame.rs",
+    "lane/src/half/native_calls.rs",
     "lane/src/half/ring.rs",
     "lane/src/half/rx.rs",
     "lane/src/half/rx/",

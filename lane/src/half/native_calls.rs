@@ -5,11 +5,84 @@
 //! has been read again from the kernel's position at a moment when no native call is running.
 
 use crate::abi::{Shared, TcpPos};
-use crate::prim::AtomicU32;
+use crate::prim::{fence_after_rmw, AtomicU32};
 use core::sync::atomic::Ordering::*;
 
 /// Bit beside the number of running calls: a call was left whose bytes were not counted.
 const UNCOUNTED: u32 = 1 << 31;
+
+/// What both halves have for native calls, in terms of their `mode`, `native_calls` and `tcp_pos`.
+macro_rules! methods {
+    ($half:ty) => {
+        impl $half {
+            /// Counts a native call (or, of a receiver, a native wait for one) without the lock. `false`: this
+            /// direction is not on TCP. Every `true` is followed by [`Self::leave_native`].
+            #[inline(always)]
+            pub fn enter_native(&self) -> bool {
+                native_calls::enter(&self.native_calls, || self.mode.load(SeqCst) == mode::TCP)
+            }
+
+            /// Ends a native call that moved so many bytes on TCP.
+            #[inline(always)]
+            pub fn leave_native(&self, bytes: u64) {
+                native_calls::leave(&self.native_calls, &self.tcp_pos, bytes);
+            }
+
+            /// Ends a native call whose moved bytes nobody knows: see `half::native_calls`.
+            pub fn leave_uncounted(&self) {
+                native_calls::leave_uncounted(&self.native_calls);
+            }
+
+            /// The connection has moved bytes before it came to this process: they are counted by
+            /// [`Self::recount`].
+            pub fn begin_uncounted(&self) {
+                native_calls::begin_uncounted(&self.native_calls);
+            }
+
+            /// Is there such a call that [`Self::recount`] has not corrected yet? Then this direction stays on TCP.
+            #[inline(always)]
+            pub fn uncounted(&self) -> bool {
+                native_calls::uncounted(&self.native_calls)
+            }
+
+            /// Reads the count again from the kernel if no native call is running. Needs no lock.
+            pub fn recount(&self, position: impl FnOnce() -> Option<TcpPos>) {
+                native_calls::recount(&self.native_calls, &self.tcp_pos, position);
+            }
+
+            /// How many native calls are running now?
+            pub fn inside(&self) -> u32 {
+                native_calls::inside(&self.native_calls)
+            }
+
+            /// The entry gets another connection; no native call is running.
+            pub fn forget_uncounted(&self) {
+                native_calls::forget(&self.native_calls);
+            }
+        }
+    };
+}
+pub(super) use methods;
+
+/// Counts a call in, unless the direction is not on TCP.
+#[inline(always)]
+pub(super) fn enter(native_calls: &AtomicU32, on_tcp: impl FnOnce() -> bool) -> bool {
+    // SYNC native-calls: see `TxState::try_up` and `RxState::declare_ready`.
+    native_calls.fetch_add(1, SeqCst);
+    fence_after_rmw();
+    if on_tcp() {
+        return true;
+    }
+    native_calls.fetch_sub(1, SeqCst);
+    false
+}
+
+/// Leaves a call that moved so many bytes.
+#[inline(always)]
+pub(super) fn leave(native_calls: &AtomicU32, tcp_pos: &Shared<TcpPos>, bytes: u64) {
+    tcp_pos.add(bytes, Relaxed);
+    native_calls.fetch_sub(1, SeqCst); // releases `tcp_pos`
+}
 
 /// Leaves a call whose moved bytes nobody knows.
 pub(super) fn leave_uncounted(native_calls: &AtomicU32) {

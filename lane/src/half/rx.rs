@@ -7,16 +7,17 @@ mod ask;
 mod died;
 mod look;
 mod peek;
+mod read;
 mod revoke;
 mod take;
 
-use super::mem::{Iov, Memory};
+use super::mem::Memory;
 use super::{native_calls, Pending, Port};
 use crate::abi::{
     marks, rx, tx, AtomicEpoch, Cursor, Epoch, LocWord, Private, RxWord, Shared, TcpPos, TxPhase,
     RING_LOG2_MAX,
 };
-use crate::prim::{self, fence, fence_after_rmw};
+use crate::prim::{self, fence_after_rmw};
 use crate::proto::frame::LEN;
 use crate::proto::reason::Reason;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -47,9 +48,6 @@ pub mod mode {
         REST: Rest = 8;
     }
 }
-
-/// More bytes than any socket's queue has.
-const MANY: usize = 1 << 30;
 
 /// Maximum number of bytes copied before the cursor is published.
 const PIECE: u64 = 16 << 10;
@@ -144,6 +142,8 @@ pub enum Revoked {
     Impossible,
 }
 
+native_calls::methods!(RxState);
+
 impl RxState {
     /// Does this direction receive from the ring?
     pub fn is_up(&self) -> bool {
@@ -206,58 +206,6 @@ impl RxState {
         true
     }
 
-    /// Counts a native receive, or a native wait for one, without the lock. `false`: this direction is not on TCP.
-    /// Every `true` is followed by [`RxState::leave_native`].
-    #[inline(always)]
-    pub fn enter_native(&self) -> bool {
-        // SYNC native-calls: see `declare_ready`.
-        self.native_calls.fetch_add(1, SeqCst);
-        fence_after_rmw();
-        if self.mode.load(SeqCst) == mode::TCP {
-            return true;
-        }
-        self.native_calls.fetch_sub(1, SeqCst);
-        false
-    }
-
-    /// Ends a native receive that took `received` bytes from TCP.
-    #[inline(always)]
-    pub fn leave_native(&self, received: u64) {
-        self.tcp_pos.add(received, Relaxed);
-        self.native_calls.fetch_sub(1, SeqCst); // releases `tcp_pos`
-    }
-
-    /// Ends a native receive whose moved bytes nobody knows: see [`native_calls`].
-    pub fn leave_uncounted(&self) {
-        native_calls::leave_uncounted(&self.native_calls);
-    }
-
-    /// The connection has moved bytes before it came to this process: they are counted by [`Self::recount`].
-    pub fn begin_uncounted(&self) {
-        native_calls::begin_uncounted(&self.native_calls);
-    }
-
-    /// Is there such a call that [`Self::recount`] has not corrected yet? Then this direction stays on TCP.
-    #[inline(always)]
-    pub fn uncounted(&self) -> bool {
-        native_calls::uncounted(&self.native_calls)
-    }
-
-    /// Reads the count again from the kernel if no native receive is running. Needs no lock.
-    pub fn recount(&self, position: impl FnOnce() -> Option<TcpPos>) {
-        native_calls::recount(&self.native_calls, &self.tcp_pos, position);
-    }
-
-    /// How many native receives are running now?
-    pub fn inside(&self) -> u32 {
-        native_calls::inside(&self.native_calls)
-    }
-
-    /// The entry gets another connection; no native call is running.
-    pub fn forget_uncounted(&self) {
-        native_calls::forget(&self.native_calls);
-    }
-
     /// The peer's head, checked against our cursor.
     #[inline(always)]
     fn head(&self, m: &Memory) -> Result<Cursor, Reason> {
@@ -308,276 +256,5 @@ impl RxState {
         self.mode
             .store(if past { mode::RING } else { mode::PREFIX }, Relaxed);
         Ok(true)
-    }
-
-    /// Receives: goes through the modes until there is a result.
-    #[inline]
-    pub fn recv(&self, m: &Memory, port: &impl Port, iov: &mut Iov<'_>, how: How) -> Received {
-        match self.advance(m, port, iov, how) {
-            Ok(r) => r,
-            Err(reason) => Received::Reset(reason),
-        }
-    }
-
-    /// The error that was kept, if it has to be reported now. (A send, or SO_ERROR, takes it without the lock of this
-    /// direction.)
-    fn kept_error(&self) -> Option<Received> {
-        match self.error.take() {
-            0 => None,
-            e => Some(Received::Error(e)),
-        }
-    }
-
-    #[expect(clippy::too_many_lines)]
-    fn advance(
-        &self,
-        m: &Memory,
-        port: &impl Port,
-        iov: &mut Iov<'_>,
-        how: How,
-    ) -> Result<Received, Reason> {
-        let mut looked = false;
-        loop {
-            match self.mode.load(Relaxed) {
-                mode::RING | mode::LAST | mode::FIN => {
-                    let head = self.head(m)?;
-                    let cursor = self.cursor.load(Relaxed);
-                    if head != cursor && how.peek {
-                        return self.peek_ring(m, port, iov, how);
-                    }
-                    if head != cursor {
-                        let r = self.take(m, port, iov, how, head);
-                        if self.cursor.load(Relaxed) == head && self.is_left(m) {
-                            self.take_repeat(m, port);
-                        }
-                        return r;
-                    }
-                    if self.mode.load(Relaxed) == mode::FIN {
-                        return Ok(Received::Eof);
-                    }
-                    if self.mode.load(Relaxed) == mode::LAST {
-                        self.begin_skip(cursor)?;
-                        continue;
-                    }
-                    // (A frame in TCP's queue, and the bytes behind it, came before the error.)
-                    let late = self.error.is_set();
-                    if late && !port.tcp_unread().is_ok_and(|n| n > 0) {
-                        if let Some(r) = self.kept_error() {
-                            return Ok(r);
-                        }
-                    }
-                    // (The ring is still empty: with bytes unread, the sender would not have stored RESUMED.)
-                    if !m.is_remote() && self.phase(m) == tx::RESUMED {
-                        self.mode.store(mode::TCP, Relaxed);
-                        continue;
-                    }
-                    if !(how.look || late) || looked {
-                        return Ok(Received::Empty);
-                    }
-                    looked = true;
-                    if let Some(r) = self.look(m, port)? {
-                        return Ok(r);
-                    }
-                }
-                // (Bytes in TCP's queue came before the error, and so did those on a ring whose switch was not seen
-                // yet.)
-                now if now != mode::TCP
-                    && self.error.is_set()
-                    && !port.tcp_unread().is_ok_and(|n| n > 0) =>
-                {
-                    if now == mode::READY && self.see_up(m)? {
-                        continue;
-                    }
-                    if now == mode::PREFIX && self.prefix_left() == 0 {
-                        self.past(m, port);
-                        continue;
-                    }
-                    match self.kept_error() {
-                        Some(r) => return Ok(r),
-                        None => continue,
-                    }
-                }
-                mode::SKIP => {
-                    let n = self.skip.load(Relaxed);
-                    if n == 0 {
-                        self.skipped(m);
-                        continue;
-                    }
-                    match port.tcp_recv(core::ptr::null_mut(), n as usize, false) {
-                        // This end shut the direction down itself: the kernel still accepts and delivers what comes.
-                        Ok(0) if self.shut.load(Relaxed) != 0 => return Ok(Received::Eof),
-                        // The sender shut TCP down or died before it had repeated the bytes that we have: nothing is
-                        // missing, and nothing more will come.
-                        Ok(0) => {
-                            let cut = m.is_remote() && self.rest.load(Relaxed) > 0;
-                            self.mode.store(mode::TCP, Relaxed);
-                            return Ok(match cut {
-                                true => Received::Error(libc::ECONNRESET),
-                                false => self.tcp_ended(m, port),
-                            });
-                        }
-                        Ok(k) => {
-                            self.tcp_pos.add(k as u64, Relaxed);
-                            self.skip.store(n - (k as u64).min(n), Relaxed);
-                        }
-                        Err(libc::EAGAIN) => return Ok(Received::Empty),
-                        Err(e) => {
-                            self.mode.store(mode::TCP, Relaxed);
-                            return Ok(Received::Error(e));
-                        }
-                    }
-                }
-                mode::READY => {
-                    if self.see_up(m)? {
-                        continue;
-                    }
-                    let n = match port.tcp_unread() {
-                        Ok(n) => n,
-                        Err(e) => return Ok(Received::Error(e)),
-                    };
-                    // SYNC limit: bytes that were in the queue before a switch that we do not see yet were sent
-                    // before that switch; we must not take more than those.
-                    fence(SeqCst);
-                    if self.see_up(m)? {
-                        continue;
-                    }
-                    if n == 0 {
-                        if how.part && port.tcp_at_mark() {
-                            return Ok(Received::Empty);
-                        }
-                        let end = self.peek_end(port);
-                        // A receive skips an urgent byte, which is received separately: left in the queue, it would
-                        // turn a close into a reset. (An end that sends urgent data has left its lane for good.)
-                        if matches!(end, Received::Empty | Received::Eof)
-                            && !how.peek
-                            && iov.left() > 0
-                            && port.tcp_at_mark()
-                        {
-                            return Ok(self.take_tcp(port, iov, how, 1));
-                        }
-                        // An end or error that we see only now may have come after a switch, and behind bytes on the
-                        // ring.
-                        let urgent = end == Received::Bytes(1);
-                        if end != Received::Empty && self.see_up(m)? {
-                            if let Received::Error(e) = end {
-                                self.error.put(e);
-                            }
-                            continue;
-                        }
-                        if urgent {
-                            match port.tcp_unread() {
-                                // SIOCINQ stops at an urgent mark; the count returned by a peek does not. These bytes
-                                // were sent before a switch that we still do not see.
-                                Ok(0) => {
-                                    let n = port.tcp_recv(core::ptr::null_mut(), MANY, true);
-                                    fence(SeqCst); // SYNC limit
-                                    if self.see_up(m)? {
-                                        continue;
-                                    }
-                                    return Ok(self.take_tcp(port, iov, how, n.unwrap_or(1)));
-                                }
-                                // Bytes have come just now: go through the loop again to take all of them.
-                                Ok(_) => continue,
-                                Err(e) => return Ok(Received::Error(e)),
-                            }
-                        }
-                        return Ok(match end {
-                            Received::Eof => self.tcp_ended(m, port),
-                            end => end,
-                        });
-                    }
-                    return Ok(self.take_tcp(port, iov, how, n));
-                }
-                // The sender has gone up and down meanwhile, and the whole stream is on TCP.
-                mode::PREFIX if self.resumed(m) => self.mode.store(mode::TCP, Relaxed),
-                mode::PREFIX => {
-                    let left = self.limit.load(Relaxed) - self.tcp_pos.load(Relaxed);
-                    if left == 0 {
-                        self.past(m, port);
-                        continue;
-                    }
-                    if how.peek {
-                        return Ok(self.peek_prefix(m, port, iov, how, left as usize));
-                    }
-                    let r = self.take_tcp(port, iov, how, left as usize);
-                    // A caller that asks `ready` or `has_news` next must see the ring.
-                    if self.tcp_pos.load(Relaxed) == self.limit.load(Relaxed) {
-                        self.past(m, port);
-                    }
-                    return Ok(match r {
-                        Received::Bytes(n) if n as u64 == left => {
-                            Received::Bytes(n + self.take_more(m, port, iov, how))
-                        }
-                        r => r,
-                    });
-                }
-                mode::REST => {
-                    let left = self.limit.load(Relaxed) - self.tcp_pos.load(Relaxed);
-                    if left == 0 {
-                        self.mode.store(mode::TCP, Relaxed);
-                        continue;
-                    }
-                    // (Plain bytes follow them on TCP, so a peek may read further.)
-                    let most = if how.peek { usize::MAX } else { left as usize };
-                    let r = self.take_tcp(port, iov, how, most);
-                    if self.tcp_pos.load(Relaxed) == self.limit.load(Relaxed) {
-                        self.mode.store(mode::TCP, Relaxed);
-                    }
-                    return Ok(match r {
-                        // The sender died before it had put everything on TCP that it had announced.
-                        Received::Eof if self.shut.load(Relaxed) == 0 => {
-                            Received::Error(libc::ECONNRESET)
-                        }
-                        r => r,
-                    });
-                }
-                mode::REVOKING => {
-                    // Nothing beyond the frozen cursor may be consumed.
-                    if self.revoke(m, port)? == Revoked::Pending
-                        && self.mode.load(Relaxed) == mode::REVOKING
-                    {
-                        return Ok(Received::Empty);
-                    }
-                }
-                _ => return Ok(Received::Tcp),
-            }
-        }
-    }
-
-    /// Number of bytes of the prefix, or of what a frame announced, that are still to be read from TCP.
-    fn prefix_left(&self) -> u64 {
-        self.limit.load(Relaxed) - self.tcp_pos.load(Relaxed)
-    }
-
-    /// The prefix is read: go on with the ring. From now on the remote sender may send a `Fin` frame.
-    pub(super) fn past(&self, m: &Memory, port: &impl Port) {
-        self.mode.store(mode::RING, Relaxed);
-        if m.is_remote() {
-            self.flag(m, rx::PAST);
-            m.publish(port);
-        }
-    }
-
-    /// The ring is read up to `cursor`: TCP repeats the bytes from the cursor in the frame up to there.
-    fn begin_skip(&self, cursor: Cursor) -> Result<(), Reason> {
-        let again = cursor - self.frame_cursor.load(Relaxed);
-        let rest = self.rest.load(Relaxed);
-        self.rest
-            .store(rest.checked_sub(again).ok_or(Reason::Hostile)?, Relaxed);
-        self.skip.store(again, Relaxed);
-        self.mode.store(mode::SKIP, Relaxed);
-        Ok(())
-    }
-
-    /// All bytes that were already read from the ring are skipped on TCP.
-    fn skipped(&self, m: &Memory) {
-        let rest = self.rest.swap(0, Relaxed);
-        if m.is_remote() {
-            let limit = self.tcp_pos.load(Relaxed) + rest;
-            self.limit.store(limit, Relaxed);
-            self.mode.store(mode::REST, Relaxed);
-        } else {
-            self.mode.store(mode::TCP, Relaxed);
-        }
     }
 }

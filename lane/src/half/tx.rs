@@ -10,13 +10,13 @@ mod up;
 
 pub use takeover::{claim, is_done, release, Adopted};
 
-use super::mem::{copy_in, Iov, Memory};
+use super::mem::{copy_in, Iov, Memory, Ring};
 use super::{native_calls, Pending, Port, Progress};
 use crate::abi::{
     loc_index, marks, rx, tx, window, AtomicEpoch, Cursor, Epoch, Loc, LocWord, Private, RxWord,
     Shared, SpaceWord, TcpPos, TxPhase, TxWord,
 };
-use crate::prim::{self, fence, fence_after_rmw};
+use crate::prim::{self, fence};
 use crate::proto::frame::LEN;
 use crate::proto::reason::Reason;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -118,6 +118,8 @@ pub enum Sent {
     Reset(Reason),
 }
 
+native_calls::methods!(TxState);
+
 impl TxState {
     /// Does this direction send to the ring?
     pub fn is_up(&self) -> bool {
@@ -197,58 +199,6 @@ impl TxState {
         (word.flags() == rx::READY && ahead != 0 && ahead <= u32::MAX / 2).then_some(word.epoch())
     }
 
-    /// Counts a native send without the lock. `false`: this direction is not on TCP. Every `true` is followed by
-    /// [`TxState::leave_native`].
-    #[inline(always)]
-    pub fn enter_native(&self) -> bool {
-        // SYNC native-calls: see `try_up`.
-        self.native_calls.fetch_add(1, SeqCst);
-        fence_after_rmw();
-        if self.mode.load(SeqCst) == mode::TCP {
-            return true;
-        }
-        self.native_calls.fetch_sub(1, SeqCst);
-        false
-    }
-
-    /// Ends a native send that put `sent` bytes on TCP.
-    #[inline(always)]
-    pub fn leave_native(&self, sent: u64) {
-        self.tcp_pos.add(sent, Relaxed);
-        self.native_calls.fetch_sub(1, SeqCst); // releases `tcp_pos`
-    }
-
-    /// Ends a native send whose moved bytes nobody knows: see [`native_calls`].
-    pub fn leave_uncounted(&self) {
-        native_calls::leave_uncounted(&self.native_calls);
-    }
-
-    /// The connection has moved bytes before it came to this process: they are counted by [`Self::recount`].
-    pub fn begin_uncounted(&self) {
-        native_calls::begin_uncounted(&self.native_calls);
-    }
-
-    /// Is there such a call that [`Self::recount`] has not corrected yet? Then this direction stays on TCP.
-    #[inline(always)]
-    pub fn uncounted(&self) -> bool {
-        native_calls::uncounted(&self.native_calls)
-    }
-
-    /// Reads the count again from the kernel if no native send is running. Needs no lock.
-    pub fn recount(&self, position: impl FnOnce() -> Option<TcpPos>) {
-        native_calls::recount(&self.native_calls, &self.tcp_pos, position);
-    }
-
-    /// How many native sends are running now?
-    pub fn inside(&self) -> u32 {
-        native_calls::inside(&self.native_calls)
-    }
-
-    /// The entry gets another connection; no native call is running.
-    pub fn forget_uncounted(&self) {
-        native_calls::forget(&self.native_calls);
-    }
-
     /// Stores the state word and publishes it.
     fn say(&self, m: &Memory, port: &impl Port, epoch: Epoch, phase: TxPhase) {
         if m.takes_over() {
@@ -324,7 +274,6 @@ impl TxState {
 
     /// Puts as many bytes on the ring as fit.
     #[inline]
-    #[expect(clippy::too_many_lines)]
     pub fn send(&self, m: &Memory, port: &impl Port, iov: &mut Iov<'_>) -> Sent {
         if self.is_taken_over(m) {
             return Sent::Blocked;
@@ -343,20 +292,54 @@ impl TxState {
         let Some(ring) = self.loc.load(Relaxed).loc().and_then(|l| m.own.ring(l)) else {
             return Sent::Reset(Reason::Internal);
         };
-        let (size, most) = (ring.size(), self.unread_max(m));
-        let mut head = self.head.load(Relaxed);
-        let begin = head;
+        let begin = self.head.load(Relaxed);
         let untouched = iov.clone();
+        let mut head = match self.put(m, port, ring, iov) {
+            Ok(head) => head,
+            Err(nothing) => return nothing,
+        };
+        // After the publish, which is a full fence: has the receiver asked for something?
+        let word = m.peer_rx().word.load(Acquire);
+        if !self.is_quiet(word) {
+            head = match self.answer_within(m, port, word, begin) {
+                Ok(head) => head,
+                Err(r) => return Sent::Reset(r),
+            };
+            *iov = untouched;
+            iov.skip((head - begin) as usize);
+        }
+        let n = head - begin;
+        self.ring_bytes.fetch_add(n, Relaxed);
+        if n > 0 || iov.left() == 0 {
+            self.full_since_ms.store(0, Relaxed);
+            return Sent::Bytes(n as usize);
+        }
+        match self.mode.load(Relaxed) {
+            mode::RING => Sent::Full,
+            mode::DRAIN => Sent::Blocked,
+            _ => Sent::Tcp,
+        }
+    }
+
+    /// Copies as many bytes to the ring as fit, and publishes them. Returns the new head; `Err`: the send ends here.
+    #[inline(always)]
+    fn put(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        ring: Ring,
+        iov: &mut Iov<'_>,
+    ) -> Result<Cursor, Sent> {
+        let (size, most) = (ring.size(), self.unread_max(m));
+        let begin = self.head.load(Relaxed);
+        let mut head = begin;
         let mut cursor = self.peer_cursor.load(Relaxed);
         let mut unannounced = 0u64;
         let mut proven = 0;
         loop {
             let mut free = self.free(size, most, cursor);
             if free == 0 {
-                cursor = match self.refresh(m) {
-                    Ok(c) => c,
-                    Err(r) => return Sent::Reset(r),
-                };
+                cursor = self.refresh(m).map_err(Sent::Reset)?;
                 free = self.free(size, most, cursor);
                 if free == 0 {
                     break;
@@ -365,7 +348,7 @@ impl TxState {
             if proven == 0 {
                 proven = match iov.proven(CHUNK, |p, n| port.readable(p, n)) {
                     Some(n) => n,
-                    None if head == begin => return Sent::Fault,
+                    None if head == begin => return Err(Sent::Fault),
                     None => break,
                 };
             }
@@ -388,33 +371,26 @@ impl TxState {
             m.own_head().store(head, Release); // as above
             m.publish(port);
         }
-        // After the publish, which is a full fence: has the receiver asked for something?
-        let word = m.peer_rx().word.load(Acquire);
-        if !self.is_quiet(word) {
-            // (A receiver that has revoked, and then closed, is answered as one that has revoked.)
-            let closed = self.is_closed(word) && !word.has(rx::REVOKED);
-            let unread = closed && !self.met_close(m, port, begin);
-            if let Err(r) = self.answer(m, port, word) {
-                return Sent::Reset(r);
-            }
-            head = match unread {
-                true => self.take_back_all(m, begin),
-                false => self.take_back(m, begin),
-            };
-            *iov = untouched;
-            iov.skip((head - begin) as usize);
-        }
-        let n = head - begin;
-        self.ring_bytes.fetch_add(n, Relaxed);
-        if n > 0 || iov.left() == 0 {
-            self.full_since_ms.store(0, Relaxed);
-            return Sent::Bytes(n as usize);
-        }
-        match self.mode.load(Relaxed) {
-            mode::RING => Sent::Full,
-            mode::DRAIN => Sent::Blocked,
-            _ => Sent::Tcp,
-        }
+        Ok(head)
+    }
+
+    /// The receiver has asked for something, and a send that began at `begin` meets that. Returns the head: what was
+    /// beyond it is not sent.
+    fn answer_within(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        word: RxWord,
+        begin: Cursor,
+    ) -> Result<Cursor, Reason> {
+        // (A receiver that has revoked, and then closed, is answered as one that has revoked.)
+        let closed = self.is_closed(word) && !word.has(rx::REVOKED);
+        let unread = closed && !self.met_close(m, port, begin);
+        self.answer(m, port, word)?;
+        Ok(match unread {
+            true => self.take_back_all(m, begin),
+            false => self.take_back(m, begin),
+        })
     }
 
     /// A revocation met a send that began at `begin`: the bytes of that send that TCP did not take are not sent at

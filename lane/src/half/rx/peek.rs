@@ -173,7 +173,7 @@ impl RxState {
             mode::TCP => return None,
             mode::READY => {
                 let n = queued();
-                // SYNC limit: as in `advance`; behind a switch the queue may end with a frame.
+                // SYNC limit: as in `read_limited`; behind a switch the queue may end with a frame.
                 fence(SeqCst);
                 match self.see_up(m) {
                     Ok(true) => return self.unread(m, port),

@@ -12,7 +12,7 @@ use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
 /// Are so many bytes of TCP there to be read?
-fn has_arrived(port: &impl Port, bytes: u64) -> bool {
+pub(super) fn has_arrived(port: &impl Port, bytes: u64) -> bool {
     port.tcp_unread().is_ok_and(|n| n as u64 >= bytes)
 }
 

@@ -93,21 +93,7 @@ impl Pairing {
                 Ok(())
             }
             (Part::Initiator, Msg::Made { make, refusal }) => {
-                let Some(m) = t.makes.remove(&make) else {
-                    // Too late: the responder must be told that there is no pair.
-                    let reason = Reason::TimeoutDaemon.code();
-                    t.send(Msg::Fail { make, reason }, out);
-                    return Ok(());
-                };
-                out.push(Out::Paired(Paired {
-                    who: m.sought.who,
-                    node: node.clone(),
-                    part: Part::Initiator,
-                    pair: make,
-                    cookie: m.sought.end.cookie,
-                    refusal,
-                    own_refusal: m.refusal,
-                }));
+                self.made(node, make, refusal, out);
                 Ok(())
             }
             (Part::Initiator, Msg::Fail { make, reason }) => {
@@ -128,12 +114,7 @@ impl Pairing {
                 Ok(())
             }
             (Part::Responder, Msg::Hint { lookup, reason }) => {
-                if let Some(s) = t.sent.get(&lookup).and_then(|(k, _)| self.ends.get_mut(k)) {
-                    s.note.peer = reason;
-                    if reason == Reason::WrongNode.code() {
-                        s.note.local = reason;
-                    }
-                }
+                self.hinted(node, lookup, reason);
                 Ok(())
             }
             // The initiator has not waited for our answer.
@@ -146,6 +127,41 @@ impl Pairing {
             }
             (_, Msg::Hello { .. }) => Err("a second hello"),
             (_, _) => Ok(()),
+        }
+    }
+
+    /// The responder has answered our `Make`.
+    fn made(&mut self, node: &Name, make: u64, refusal: u32, out: &mut Vec<Out>) {
+        let Some(t) = self.tables.get_mut(node) else {
+            return;
+        };
+        let Some(m) = t.makes.remove(&make) else {
+            // Too late: the responder must be told that there is no pair.
+            let reason = Reason::TimeoutDaemon.code();
+            t.send(Msg::Fail { make, reason }, out);
+            return;
+        };
+        out.push(Out::Paired(Paired {
+            who: m.sought.who,
+            node: node.clone(),
+            part: Part::Initiator,
+            pair: make,
+            cookie: m.sought.end.cookie,
+            refusal,
+            own_refusal: m.refusal,
+        }));
+    }
+
+    /// The initiator says why a lookup of ours has found nothing yet.
+    fn hinted(&mut self, node: &Name, lookup: u64, reason: u32) {
+        let Some(t) = self.tables.get(node) else {
+            return;
+        };
+        if let Some(s) = t.sent.get(&lookup).and_then(|(k, _)| self.ends.get_mut(k)) {
+            s.note.peer = reason;
+            if reason == Reason::WrongNode.code() {
+                s.note.local = reason;
+            }
         }
     }
 
