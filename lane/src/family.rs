@@ -143,7 +143,8 @@ pub mod flag {
     pub const NEW: u32 = 16_384;
     /// Beside `RECEIVED`: whether `CLIENT` is right is not quite certain.
     pub const UNSURE: u32 = 32_768;
-    /// Beside `DISQUALIFIED`: it was handed to another program, which no table knows to hold it. That goes on when it ends here.
+    /// It was handed to another program, which no table knows to hold it, and goes on there when it ends here. Beside
+    /// `DISQUALIFIED`: for good. Beside `RECEIVED`: lent, and it may get a lane when nobody else holds it.
     pub const LEFT: u32 = 65_536;
     /// Beside `LANE`: the other end has given the lane back, and this one does as soon as both directions are on TCP.
     pub const GIVEN_BACK: u32 = 131_072;

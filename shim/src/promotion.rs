@@ -17,7 +17,7 @@ mod retire;
 
 pub use commands::command;
 pub use died::holder_died;
-pub use leave::{leave, yield_lane, LEAVE_MS};
+pub use leave::{all_left, leave, lend, yield_lane, LEAVE_MS};
 pub use register::{daemon_lost, declined};
 pub use remote::greeted;
 pub use retire::{end_lane, lane_gone, yielded};
@@ -193,7 +193,8 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
             && c.state.load(Acquire) == state::OPEN
             && c.flags.load(Relaxed) & flag::REGISTERED != 0
             && l.refs.load(Acquire) > 0
-            && c.flags.load(Relaxed) & (flag::DISQUALIFIED | flag::HELD | flag::LANE) == 0
+            && c.flags.load(Relaxed) & (flag::DISQUALIFIED | flag::HELD | flag::LANE | flag::NEW)
+                == 0
     };
     if has(c, l, group, lane_no, gen) {
         return true;
@@ -256,13 +257,23 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     tcp::sync_inq(c, l.fd.load(Relaxed));
     tcp::bufs::sync(c, &m, l.fd.load(Relaxed));
     set_reason(c, Reason::None);
-    c.flags.fetch_and(!flag::REGISTERED, Release); // pairs with the Acquire in `process::before_fork`
-    let remote = if group.is_remote() { flag::REMOTE } else { 0 };
-    c.flags.fetch_or(flag::LANE | remote, Release);
+    open_door(c, group.is_remote());
     sets::activate(i, group);
     ready_locked(i, c, l);
     waiters::look(i);
     true
+}
+
+/// The connection has its lane: it is not registered any more, nor lent to another program, because the daemon has found
+/// that nobody else holds it.
+fn open_door(c: &Conn, remote: bool) {
+    let registered = flag::REGISTERED | flag::LEFT;
+    c.flags.fetch_and(!registered, Release); // pairs with the Acquire in `process::before_fork`
+    let remote = if remote { flag::REMOTE } else { 0 };
+    let now = c.flags.fetch_or(flag::LANE | remote, AcqRel);
+    if now & flag::NEW != 0 {
+        c.flags.fetch_or(flag::LEFT, Relaxed); // another thread lends it at this moment: see `table::lend`
+    }
 }
 
 /// Was this lane offered and taken before? (A registration may be answered twice around the end of a control
@@ -277,7 +288,7 @@ fn has(c: &Conn, l: &Local, group: &LinkGroup, lane_no: u32, gen: u32) -> bool {
 /// May the connection's directions go up now?
 #[inline(always)]
 fn open(c: &Conn) -> bool {
-    let closed = flag::HELD | flag::DISQUALIFIED | flag::GIVEN_BACK;
+    let closed = flag::HELD | flag::DISQUALIFIED | flag::GIVEN_BACK | flag::LEFT | flag::NEW;
     c.flags.load(Relaxed) & (flag::LANE | closed) == flag::LANE
         && c.owner_pid.load(Relaxed) == pids::me()
         && {

@@ -251,6 +251,8 @@ pub mod register {
     /// Of one that came from another process: bytes were moved that no hooked call has moved. Only the reason for that
     /// is wanted: is it held elsewhere?
     pub const MISCOUNTED: u32 = 16;
+    /// `from` of a connection that this process had lent to a program which has ended: a number above all pids.
+    pub const ENDED: u32 = i32::MAX as u32;
 }
 
 #[cfg(all(test, not(loom)))]

@@ -6,7 +6,6 @@ use crate::state::table;
 use crate::sys::real;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use lane::proto::reason::Reason;
 
 /// Descriptors that lists of file actions duplicate: the key of the list, and the number plus one. A list may be made
 /// long before its number belongs to a connection. (An application that uses one list in two threads must synchronize
@@ -50,9 +49,9 @@ pub fn before_spawn(list: *const c_void) {
     if list.is_null() {
         return;
     }
-    of(list).for_each(|(_, fd)| process::give_up(fd, Reason::Left));
+    of(list).for_each(|(_, fd)| process::lend(fd));
     if MORE.load(Relaxed) != 0 {
-        table::each_fd(|fd, _, _| process::give_up(fd, Reason::Left));
+        table::each_fd(|fd, _, _| process::lend(fd));
     }
 }
 
@@ -63,7 +62,7 @@ pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(
     to: i32,
 ) -> i32 {
     remember(list, fd);
-    process::give_up(fd, Reason::Left);
+    process::lend(fd);
     // SAFETY: see the module above.
     unsafe { real::posix_spawn_file_actions_adddup2(list, fd, to) }
 }

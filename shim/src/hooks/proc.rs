@@ -156,7 +156,7 @@ unsafe fn keeps_nothing(path: *const c_char) -> bool {
 }
 
 macro_rules! spawn {
-    ($($name:ident($($a:ident: $t:ty),*) -> $r:ty, $program:expr, $actions:expr;)*) => {$(
+    ($($name:ident($($a:ident: $t:ty),*) -> $r:ty, $program:expr, $actions:expr, $pid:expr;)*) => {$(
         #[no_mangle]
         pub unsafe extern "C" fn $name($($a: $t),*) -> $r {
             let _inside = thread::enter();
@@ -166,14 +166,20 @@ macro_rules! spawn {
                 actions::before_spawn($actions);
             }
             // SAFETY: see above.
-            thread::outside(|| unsafe { real::$name($($a),*) })
+            let r = thread::outside(|| unsafe { real::$name($($a),*) });
+            let pid: *const i32 = $pid;
+            // SAFETY: null, or the application's variable, which the call has just set.
+            if let Some(pid) = unsafe { pid.as_ref() } {
+                crate::preserving_errno(|| process::spawned(*pid as u32));
+            }
+            r
         }
     )*};
 }
 
 spawn! {
-    posix_spawn(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p, fa;
-    posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p, fa;
-    system(c: *const c_char) -> i32, core::ptr::null(), core::ptr::null();
-    popen(c: *const c_char, t: *const c_char) -> *mut c_void, core::ptr::null(), core::ptr::null();
+    posix_spawn(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p, fa, pid;
+    posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p, fa, pid;
+    system(c: *const c_char) -> i32, core::ptr::null(), core::ptr::null(), core::ptr::null();
+    popen(c: *const c_char, t: *const c_char) -> *mut c_void, core::ptr::null(), core::ptr::null(), core::ptr::null();
 }

@@ -3,11 +3,10 @@
 use crate::promotion;
 use crate::state::fdtab::{self, Fd};
 use crate::state::{attached, table};
-use crate::sys::{self, env, pids};
-use crate::{daemon, sets};
+use crate::sys::{self, env, pids, thread};
+use crate::{daemon, sets, tcp};
 use core::sync::atomic::Ordering::*;
-use lane::family::{flag, state};
-use lane::proto::reason::Reason;
+use lane::family::flag;
 
 /// Before the program is replaced: every lane on a descriptor that survives leaves. If one cannot in time, its
 /// connection is reset, so that the new program does not lose bytes silently.
@@ -39,7 +38,7 @@ pub fn before_exec() {
                     && c.inode.load(Relaxed) == inode
                     && (attached::engaged(c) || c.flags.load(Relaxed) & flag::DISQUALIFIED == 0)
                 {
-                    promotion::leave(i, fd, Reason::Left);
+                    promotion::lend(i, fd);
                 }
             });
         }
@@ -49,10 +48,8 @@ pub fn before_exec() {
         let lane = attached::of(c, table::local(i));
         // (The daemon's copy of a remote connection's socket would outlive the descriptor that exec closes.)
         let remote = lane.is_some_and(|(k, _)| k.is_remote());
-        if remote || kept && lane.is_some() {
-            promotion::leave(i, fd, Reason::Left);
-        } else if kept {
-            table::disqualify(c, Reason::Left);
+        if remote || kept {
+            promotion::lend(i, fd);
         } else if !vfork_child {
             table::remove_holder(c, pids::me());
         }
@@ -60,6 +57,7 @@ pub fn before_exec() {
             sets::deactivate(i); // our inner sets, and what they report, end at the exec
         }
     });
+    promotion::all_left();
 }
 
 /// The exec failed: we are still here.
@@ -79,11 +77,35 @@ pub fn before_spawn() {
     if table::table().is_none() {
         return;
     }
-    table::each_fd(|fd, i, c| {
-        if c.state.load(Relaxed) != state::LISTEN
-            && sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0)
-        {
-            promotion::leave(i, fd, Reason::Left);
+    table::each_fd(|fd, i, _| {
+        if sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0) {
+            promotion::lend(i, fd);
         }
     });
+    promotion::all_left();
+}
+
+/// A descriptor is about to be given to a program that is spawned.
+pub fn lend(fd: i32) {
+    if fdtab::conn(fd).is_none() {
+        return;
+    }
+    let _inside = thread::enter();
+    crate::preserving_errno(|| {
+        if let Some(i) = tcp::proven(fd) {
+            promotion::lend(i, fd);
+            promotion::all_left();
+        }
+    });
+}
+
+/// A program was spawned: the daemon is to look first whether that process holds the connections that were lent.
+pub fn spawned(pid: u32) {
+    if table::table().is_some() {
+        table::each_fd(|_, i, c| {
+            if table::is_lent(c) {
+                table::local(i).from.store(pid, Relaxed);
+            }
+        });
+    }
 }

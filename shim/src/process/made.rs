@@ -124,13 +124,13 @@ pub fn taken(new: i32) {
 }
 
 /// A vfork child has made a copy, usually for the program that it is about to execute. The connection must not get
-/// a lane any more; a lane that it has leaves when that program is executed.
+/// a lane meanwhile; a lane that it has leaves when that program is executed.
 pub fn copied_for_another(old: i32, new: i32) {
     fdtab::reach(new); // `before_exec` looks for it among the numbers that survive
     if let Some(i) = fdtab::conn(old) {
         let c = table::conn(i);
         if c.flags.load(Relaxed) & flag::LANE == 0 {
-            table::disqualify(c, Reason::Left);
+            table::lend(c);
         }
     }
 }

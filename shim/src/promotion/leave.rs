@@ -1,4 +1,5 @@
-//! A connection leaves its lane for good, because no lane can follow: exec, SCM_RIGHTS, descriptors out of reach.
+//! A connection leaves its lane because no lane can follow: for good (SCM_RIGHTS, descriptors out of reach), or while
+//! another program has it, too (exec, spawn).
 
 use super::retire;
 use crate::state::attached;
@@ -9,12 +10,13 @@ use crate::tcp::port::{self, Sock};
 use crate::tcp::{ends, probes, reset};
 use core::sync::atomic::Ordering::*;
 use lane::abi::marks;
-use lane::family::Conn;
-use lane::half::Memory;
+use lane::family::{state, Conn};
+use lane::half::rx::Revoked;
+use lane::half::{tx, Memory, Progress};
 use lane::proto::reason::Reason;
 
-/// Milliseconds that a peer gets to put bytes back on TCP, or to take them from there, before a descriptor leaves.
-/// After that, the connection is reset.
+/// Milliseconds that the peers of one call's connections get, all together, to put bytes back on TCP, or to take them
+/// from there, before descriptors leave. After that, the connections that are not on TCP yet are reset.
 pub const LEAVE_MS: u64 = 2000;
 
 /// Gives both directions of a connection back to the kernel for good, before an operation that a lane cannot
@@ -26,9 +28,8 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
     }
     let c = table::conn(i);
     table::disqualify(c, why);
-    if why == Reason::Left && c.inode.load(Relaxed) == 0 {
-        let inode = sys::inode(fd).map_or(0, |(inode, _)| inode);
-        c.inode.store(inode, Relaxed); // it may come back to this process: see `received::is_twice`
+    if why == Reason::Left {
+        enter_inode(c, fd);
     }
     come_down(i, fd, why)
 }
@@ -40,81 +41,147 @@ pub fn yield_lane(i: u32, fd: i32) -> bool {
     table::is_other(fd) || come_down(i, fd, Reason::Shared)
 }
 
-fn come_down(i: u32, fd: i32, why: Reason) -> bool {
-    let c = table::conn(i);
-    let l = table::local(i);
-    let Some((group, m)) = attached::of(c, l) else {
-        return true;
-    };
-    let port = Sock { fd, group };
+/// Another program is about to get the connection as well (exec, spawn): begins to give both directions back to the
+/// kernel. When no other process holds the connection any more, it may get a lane again, and its bytes are counted
+/// anew. The caller does this for all connections of the call, then calls [`all_left`].
+pub fn lend(i: u32, fd: i32) {
+    let (c, l) = (table::conn(i), table::local(i));
+    if table::is_other(fd) || c.state.load(Relaxed) == state::LISTEN {
+        return;
+    }
+    table::lend(c);
+    enter_inode(c, fd);
+    begin(i, fd);
+    if step(i, fd, Reason::Left).is_none() {
+        l.leaving.store(fd + 1, Relaxed);
+    }
+}
+
+/// Waits until the connections that were lent are on TCP: at most [`LEAVE_MS`] for all of them together.
+pub fn all_left() {
     let end = sys::now_ms() + LEAVE_MS;
-    go_down(c, l, &m, &port);
-    let mut stuck = None;
     loop {
-        let tx_done = {
-            let Some(_g) = lock::lock(&c.tx.lock) else {
-                return false;
-            };
-            !matches!(c.tx.come_down(&m, &port), Ok(lane::half::Progress::Blocked))
-        };
-        let rx_done = {
-            let Some(_g) = lock::lock(&c.rx.lock) else {
-                return false;
-            };
-            match c.rx.revoke(&m, &port) {
-                Ok(lane::half::rx::Revoked::Clear) => true,
-                Ok(lane::half::rx::Revoked::Pending) => false,
-                Ok(lane::half::rx::Revoked::Impossible) => {
-                    stuck = Some(Reason::Stalled);
-                    true
-                }
-                Err(r) => {
-                    stuck = Some(r);
-                    true
-                }
+        let late = sys::now_ms() > end;
+        let mut waits = None;
+        table::each_fd(|_, i, c| {
+            let l = table::local(i);
+            let fd = l.leaving.load(Relaxed) - 1;
+            if fd < 0 {
+                return;
             }
-        };
-        if why == Reason::Option && (stuck.is_some() || !rx_done) && is_over(c, l, group, fd) {
-            // The bytes that the peer has left are only on the ring: they are read there, and then the end is
-            // reported.
-            let _g = lock::lock(&c.rx.lock);
-            c.rx.go_on(&m);
-            return false;
-        }
-        if let Some(r) = stuck {
-            reset(c, fd, r);
-            return false;
-        }
-        if tx_done && rx_done {
-            retire::left(i);
-            crate::sets::left(i);
-            return true;
-        }
-        if sys::now_ms() > end {
-            reset(c, fd, Reason::Stalled);
-            return false;
-        }
-        if !rx_done {
-            port::ring(group);
-        }
-        let _ = sys::poll_ms(fd, if tx_done { 0 } else { libc::POLLOUT }, 1);
-        // The peer's end may be a lane of this same process: do that end's part, too.
-        table::each(|k, other| {
-            if k != i {
-                if let Some((lk, mm)) = attached::of(other, table::local(k)) {
-                    if let Some(_g) = lock::try_lock(&other.tx.lock) {
-                        let _ = other.tx.look(
-                            &mm,
-                            &Sock {
-                                fd: table::local(k).fd.load(Relaxed),
-                                group: lk,
-                            },
-                        );
-                    }
-                }
+            if step(i, fd, Reason::Left).is_some() {
+                l.leaving.store(0, Relaxed);
+            } else if late {
+                reset(c, fd, Reason::Stalled);
+                l.leaving.store(0, Relaxed);
+            } else {
+                waits = Some((i, fd));
             }
         });
+        let Some((i, fd)) = waits else {
+            return;
+        };
+        await_peer(i, fd);
     }
+}
+
+/// It may come back to this process: see `received::is_twice`.
+fn enter_inode(c: &Conn, fd: i32) {
+    if c.inode.load(Relaxed) == 0 {
+        let inode = sys::inode(fd).map_or(0, |(inode, _)| inode);
+        c.inode.store(inode, Relaxed);
+    }
+}
+
+fn come_down(i: u32, fd: i32, why: Reason) -> bool {
+    let end = sys::now_ms() + LEAVE_MS;
+    begin(i, fd);
+    loop {
+        if let Some(whole) = step(i, fd, why) {
+            return whole;
+        }
+        if sys::now_ms() > end {
+            reset(table::conn(i), fd, Reason::Stalled);
+            return false;
+        }
+        await_peer(i, fd);
+    }
+}
+
+fn begin(i: u32, fd: i32) {
+    let (c, l) = (table::conn(i), table::local(i));
+    if let Some((group, m)) = attached::of(c, l) {
+        go_down(c, l, &m, &Sock { fd, group });
+    }
+}
+
+/// One attempt. `None`: something has yet to happen at the peer, or to TCP's buffer. Otherwise the result of [`leave`].
+fn step(i: u32, fd: i32, why: Reason) -> Option<bool> {
+    let (c, l) = (table::conn(i), table::local(i));
+    let Some((group, m)) = attached::of(c, l) else {
+        return Some(true);
+    };
+    let port = Sock { fd, group };
+    let tx_done = {
+        let Some(_g) = lock::lock(&c.tx.lock) else {
+            return Some(false);
+        };
+        !matches!(c.tx.come_down(&m, &port), Ok(Progress::Blocked))
+    };
+    let (rx_done, stuck) = {
+        let Some(_g) = lock::lock(&c.rx.lock) else {
+            return Some(false);
+        };
+        match c.rx.revoke(&m, &port) {
+            Ok(Revoked::Clear) => (true, None),
+            Ok(Revoked::Pending) => (false, None),
+            Ok(Revoked::Impossible) => (true, Some(Reason::Stalled)),
+            Err(r) => (true, Some(r)),
+        }
+    };
+    if why == Reason::Option && (stuck.is_some() || !rx_done) && is_over(c, l, group, fd) {
+        // The bytes that the peer has left are only on the ring: they are read there, and then the end is
+        // reported.
+        let _g = lock::lock(&c.rx.lock);
+        c.rx.go_on(&m);
+        return Some(false);
+    }
+    if let Some(r) = stuck {
+        reset(c, fd, r);
+        return Some(false);
+    }
+    if tx_done && rx_done {
+        retire::left(i);
+        crate::sets::left(i);
+        return Some(true);
+    }
+    None
+}
+
+/// Waits a millisecond for what [`step`] misses.
+fn await_peer(i: u32, fd: i32) {
+    let (c, l) = (table::conn(i), table::local(i));
+    if let Some((group, _)) = attached::of(c, l) {
+        port::ring(group);
+    }
+    let on_tcp = c.tx.mode.load(Relaxed) == tx::mode::TCP;
+    let _ = sys::poll_ms(fd, if on_tcp { 0 } else { libc::POLLOUT }, 1);
+    // The peer's end may be a lane of this same process: do that end's part, too.
+    table::each(|k, other| {
+        if k != i {
+            if let Some((lk, mm)) = attached::of(other, table::local(k)) {
+                if let Some(_g) = lock::try_lock(&other.tx.lock) {
+                    let _ = other.tx.look(
+                        &mm,
+                        &Sock {
+                            fd: table::local(k).fd.load(Relaxed),
+                            group: lk,
+                        },
+                    );
+                }
+            }
+        }
+    });
 }
 
 /// Takes the sending half down, as far as TCP accepts the bytes now.

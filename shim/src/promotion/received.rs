@@ -40,15 +40,18 @@ pub fn begin(fd: i32, c: &Conn, l: &Local) -> bool {
         table::disqualify(c, Reason::Option);
         return false;
     }
-    let Some(side) = side(fd) else {
-        table::later(c, Reason::Young, 5);
-        return false;
-    };
-    for (bit, on) in [(flag::CLIENT, side.client), (flag::UNSURE, !side.certain)] {
-        match on {
-            true => c.flags.fetch_or(bit, Relaxed),
-            false => c.flags.fetch_and(!bit, Relaxed),
+    // (Of a connection that was only lent it is known.)
+    if !table::is_lent(c) {
+        let Some(side) = side(fd) else {
+            table::later(c, Reason::Young, 5);
+            return false;
         };
+        for (bit, on) in [(flag::CLIENT, side.client), (flag::UNSURE, !side.certain)] {
+            match on {
+                true => c.flags.fetch_or(bit, Relaxed),
+                false => c.flags.fetch_and(!bit, Relaxed),
+            };
+        }
     }
     tcp::recount(c, l);
     if c.tx.uncounted() || c.rx.uncounted() {
@@ -152,7 +155,10 @@ pub fn registration(
             tx_tcp_pos,
             rx_tcp_pos,
             flags: said,
-            from: l.from.load(Relaxed),
+            from: match l.from.load(Relaxed) {
+                0 if table::is_lent(c) => register::ENDED,
+                from => from,
+            },
             copies: l.refs.load(SeqCst) + fdtab::hidden_copies(c.inode.load(Relaxed)),
         },
     }

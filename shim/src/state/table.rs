@@ -3,7 +3,7 @@
 mod holders;
 mod kin;
 
-pub use holders::{add_holder, forget_zombies, give_up, holders, remove_holder};
+pub use holders::{add_holder, forget_zombies, give_up, holders, is_lent, lend, remove_holder};
 pub use kin::KIN;
 
 use crate::state::{fdtab, groups::LinkGroup};
@@ -61,13 +61,11 @@ pub struct Local {
     pub spin: AtomicI32,
     /// Time (ticks) when the sending half last checked whether the peer's TCP end is still there.
     pub checked: AtomicU64,
-    /// The ends of connection that were reported; the time until which TCP may still report one (CLOCK_MONOTONIC,
-    /// ms); and whether no process holds the other end any more: see `ends`.
+    /// The ends that were reported; until when TCP may report one (CLOCK_MONOTONIC, ms); is the peer dead? See `ends`.
     pub end_told: AtomicU32,
     pub end_due_ms: AtomicU64,
     pub peer_dead: AtomicU32,
-    /// When the probes on TCP below the lane are checked next (CLOCK_MONOTONIC, ms), and whether the last one was
-    /// unanswered: see `probes`.
+    /// When the probes on TCP are checked next (CLOCK_MONOTONIC, ms), and whether the last one was unanswered.
     pub probe_due_ms: AtomicU64,
     pub unanswered: AtomicU32,
     /// For each direction, the last proof that a descriptor still is this connection: see `tcp::still`.
@@ -77,9 +75,11 @@ pub struct Local {
     pub from: AtomicU32,
     pub began: [Private<TcpPos>; 2],
     pub standard: AtomicU32,
+    /// The descriptor by which it leaves its lane, plus 1, while that takes time: see `promotion::leave`.
+    pub leaving: AtomicI32,
     /// Not 0: since the connection got its lane, its byte counts were once found to be still true.
     pub verified: AtomicU32,
-    /// The fork by which the connection came; 0: it was made in this process. See `family`.
+    /// The fork by which it came; 0: it was made in this process. See `family`.
     pub came: AtomicU32,
     /// The entry's generation when this process last took it. A new table counts on from there, so that calls on
     /// connections of the former table can be told from those on its own.
@@ -400,6 +400,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         l.came.store(0, Relaxed);
         l.fulls.store(0, Relaxed);
         l.from.store(0, Relaxed);
+        l.leaving.store(0, Relaxed);
         l.standard.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`
         return Some(i as u32);

@@ -1,9 +1,10 @@
 //! Which processes hold a connection.
 
-use super::{conn, free, table};
+use super::{conn, free, later, table};
 use crate::sys::pids::{self, is_foreign, is_gone, me};
 use core::sync::atomic::{AtomicU32, Ordering::*};
-use lane::family::{state, Conn, DOMAINS, HOLDERS};
+use lane::family::{flag, state, Conn, DOMAINS, HOLDERS};
+use lane::proto::reason::Reason;
 
 /// How many live processes hold the connection? Dead ones are removed on the way.
 pub fn holders(c: &Conn) -> usize {
@@ -77,4 +78,27 @@ pub fn give_up(i: u32) {
     }
     table().iter().for_each(|t| t.count_ended(c));
     free(i);
+}
+
+/// Milliseconds after which a connection that another program has got as well may be registered again.
+const LENT_MS: u64 = 200;
+
+/// Another program gets the connection as well, and may move bytes that nobody here counts: it is promoted again only
+/// when the daemon finds that no other process holds it, as if it had been received.
+pub fn lend(c: &Conn) {
+    if c.flags.load(Relaxed) & flag::DISQUALIFIED == 0 {
+        later(c, Reason::Left, LENT_MS);
+    }
+    c.calls.store(0, Relaxed);
+    c.tx.begin_uncounted();
+    c.rx.begin_uncounted();
+    // Release: whoever sees the flags finds both directions marked.
+    c.flags
+        .fetch_or(flag::LEFT | flag::RECEIVED | flag::NEW, Release);
+}
+
+/// Has it been lent, and no lane since then?
+pub fn is_lent(c: &Conn) -> bool {
+    let lent = flag::LEFT | flag::RECEIVED;
+    c.flags.load(Relaxed) & (lent | flag::DISQUALIFIED) == lent
 }
