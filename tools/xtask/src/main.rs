@@ -304,7 +304,7 @@ fn symbols(tree: &Tree) -> Step {
     Step::new(
         "symbols",
         Kind::Tests,
-        60,
+        90,
         tree.cargo("test -p underpass-tests --test loads"),
     )
 }
