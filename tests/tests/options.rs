@@ -24,4 +24,4 @@ fn zerocopy_left() -> Result<()> {
     Pair::both_ways("options.py", "zerocopy_left", LIMIT)
 }
 
-options! { inq inq_before shutrd helper zerocopy zerocopy_before fault arrays }
+options! { inq inq_before shutrd helper zerocopy zerocopy_before zerocopy_late fault arrays }

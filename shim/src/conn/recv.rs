@@ -536,6 +536,12 @@ fn has_news(fd: i32) -> bool {
 /// For a peek that waits for all it asks for and has found a part: naps for 1 ms, because nothing wakes a thread
 /// while bytes are readable anyway. False: end of file, an error, a signal or an urgent byte has come.
 fn more_may_come(fd: i32) -> bool {
-    let end = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
-    sys::poll_ms(fd, libc::POLLRDHUP, 1).is_ok_and(|e| e & end == 0) && !at_mark(fd)
+    let Ok(e) = sys::poll_ms(fd, libc::POLLRDHUP, 1) else {
+        return false;
+    };
+    if e & libc::POLLRDHUP != 0 || port::is_over(fd, e) || at_mark(fd) {
+        return false;
+    }
+    // (A notification of MSG_ZEROCOPY has ended the nap at once.)
+    e == 0 || sys::poll_ms(-1, 0, 1).is_ok()
 }

@@ -228,6 +228,6 @@ fn died_meanwhile(c: &Conn, m: &Memory, port: &Sock) -> bool {
 
 /// On one node: is the other end gone, or has the connection been reset?
 fn is_over(c: &Conn, l: &Local, group: &LinkGroup, fd: i32) -> bool {
-    let reset = || c.has_error() || sys::poll1(fd, 0) & (libc::POLLHUP | libc::POLLERR) != 0;
+    let reset = || c.has_error() || port::is_over(fd, sys::poll1(fd, 0));
     !group.is_remote() && (ends::is_dead(l) || group.is_dead() || reset())
 }

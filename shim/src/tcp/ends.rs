@@ -17,7 +17,7 @@ use lane::abi::marks;
 use lane::family::{flag, Conn};
 use lane::half::Memory;
 use lane::proto::reason::Reason;
-use libc::{POLLERR, POLLHUP, POLLIN, POLLRDHUP};
+use libc::{POLLIN, POLLRDHUP};
 
 /// Milliseconds in which TCP may report an end by itself.
 const GRACE_MS: u64 = 1000;
@@ -151,7 +151,7 @@ fn decide(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory, fd: i32) -> i64 {
         l.end_told.store(what, Relaxed);
         l.end_due_ms.store(0, Relaxed);
     };
-    if tcp & (POLLHUP | POLLERR) != 0 {
+    if port::is_over(fd, tcp) {
         told(OVER);
         return -1;
     }

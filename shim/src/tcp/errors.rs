@@ -9,7 +9,7 @@ use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::sys::{self, lock, thread};
 pub use crate::sys::{CLOSE, CLOSE_WAIT};
-use crate::tcp::port::Sock;
+use crate::tcp::port::{self, Sock};
 use crate::tcp::{ends, probes};
 use core::sync::atomic::Ordering::*;
 use lane::family::Conn;
@@ -118,7 +118,7 @@ fn check_end(c: &Conn, fd: i32, group: &LinkGroup, m: &Memory, ours: impl Fn() -
     if group.is_remote() && dead {
         return group.gone(); // the daemon is gone
     }
-    let gone = e & (libc::POLLERR | libc::POLLHUP) != 0 || e & libc::POLLRDHUP != 0 && dead;
+    let gone = port::is_over(fd, e) || e & libc::POLLRDHUP != 0 && dead;
     if gone {
         if let Some(_g) = lock::lock(&c.tx.lock) {
             if ours() {

@@ -23,6 +23,13 @@ pub fn cut(fd: i32) -> bool {
     sys::shutdown(fd, libc::SHUT_RDWR) != Err(libc::ENOTCONN)
 }
 
+/// Do these events of a socket say that its connection has ended both ways? (POLLERR alone does not: notifications of
+/// MSG_ZEROCOPY set it, too, and so do errors that an ICMP message has brought.)
+pub fn is_over(fd: i32, events: i16) -> bool {
+    events & libc::POLLHUP != 0
+        || events & libc::POLLERR != 0 && sys::tcp_state(fd) == Some(sys::CLOSE)
+}
+
 /// The TCP connection of an end, for its lane.
 pub struct Sock<'a> {
     pub fd: i32,
@@ -30,10 +37,10 @@ pub struct Sock<'a> {
 }
 
 impl Sock<'_> {
-    /// Has TCP ended with an error that has not been reported yet? (Notifications of MSG_ZEROCOPY set POLLERR,
-    /// too.)
+    /// Has TCP ended with an error that has not been reported yet?
     fn has_error(&self) -> bool {
-        sys::poll1(self.fd, 0) & libc::POLLERR != 0 && sys::tcp_state(self.fd) == Some(sys::CLOSE)
+        let e = sys::poll1(self.fd, 0) & libc::POLLERR;
+        e != 0 && is_over(self.fd, e)
     }
 }
 
