@@ -194,6 +194,8 @@ impl Program {
         let mut c = Command::new(&self.path);
         c.args(self.run.args).envs(self.run.env.iter().copied());
         c.env("RUST_BACKTRACE", "0").stdin(Stdio::null());
+        // A mutant's failures are none of the tree's.
+        c.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
         if let Some(n) = mutant {
             c.env("MUTANT", n.to_string());
         }

@@ -340,6 +340,51 @@ fn ready_anew_before_the_caller_knows() {
     assert!(seen > 20, "{seen}");
 }
 
+/// An application of whose socket the daemon has no copy yet is not invited to its ring; then it is.
+#[test]
+fn a_gate_before_the_ring() {
+    let mut up = 0;
+    for seed in 0..if cfg!(debug_assertions) { 100 } else { 300 } {
+        let mut sim = Sim::new(seed, 2, no_faults());
+        sim.never_shut();
+        sim.gate(0, 0, true);
+        sim.set_control(true);
+        for _ in 0..Rng(seed).below(300) {
+            sim.tick(true);
+            assert_ne!(sim.shown(0, 0).flags(), rx::READY, "seed {seed}");
+            assert_eq!(sim.told(1, 0).epoch(), Epoch::NONE, "seed {seed}");
+        }
+        sim.gate(0, 0, false);
+        sim.finish_alone();
+        up += u64::from(sim.told(1, 0).epoch() != Epoch::NONE);
+        for n in &sim.nodes {
+            let none = (n.pair_failed, &n.faults[..]) == (None, &[][..]);
+            assert!(none, "seed {seed}");
+        }
+    }
+    assert!(up > 20, "{up}");
+}
+
+/// An application that was invited and asks at that moment is refused, too.
+#[test]
+fn a_gate_before_the_answer() {
+    let mut refused = 0;
+    for seed in 0..50 {
+        let mut sim = Sim::new(seed, 1, no_faults());
+        sim.never_shut();
+        sim.set_control(true);
+        // (Within a tick the daemon looks before the application acts.)
+        while said(&sim).load(Relaxed).phase() != tx::UP && !sim.all_done() {
+            sim.tick(true);
+        }
+        let asked = said(&sim).load(Relaxed).phase() == tx::UP;
+        sim.gate(0, 0, true);
+        assert_eq!(finally_told(&mut sim).epoch(), Epoch::NONE, "seed {seed}");
+        refused += u64::from(asked);
+    }
+    assert!(refused > 20, "{refused}");
+}
+
 /// The one round trip in which a switch is in doubt: all rails are cut when the request is posted
 /// (it never arrives) or when the answer is (it has been taken).
 #[test]

@@ -7,10 +7,10 @@
 pub mod app;
 mod build;
 pub mod tcp;
+mod words;
 
 use app::App;
 use build::{add_rail, lane, node, Host};
-use lane::abi::{Epoch, TxWord};
 use lane::half::Area;
 use lane::notify;
 use std::cell::{Cell, RefCell};
@@ -184,21 +184,6 @@ impl Sim {
             self.now += self.rng.below(30_000);
         }
         moved
-    }
-
-    /// Node `n` takes no switch of this lane's sender any more; the epoch of the last one that it took.
-    pub fn refuse_switches(&mut self, n: usize, l: usize) -> Epoch {
-        let id = self.lanes[l].ids[n];
-        self.nodes[n].pair.refuse_switches(id);
-        self.told(n, l).epoch()
-    }
-
-    /// What this end has been told of the other one's sender: the last switch, and how far it is.
-    pub fn told(&self, n: usize, l: usize) -> TxWord {
-        let lane = &self.lanes[l];
-        let words = self.nodes[n].clients[lane.client].proxy.control();
-        let slot = lane.ends[n].slot as usize;
-        words.expect("mapped").tx[slot].state.load(Relaxed)
     }
 
     fn poll_node(&mut self, n: usize) {
