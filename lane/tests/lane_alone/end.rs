@@ -50,6 +50,10 @@ pub struct Tcp {
     /// How far the next urgent byte is.
     pub mark: Cell<Option<usize>>,
     pub error: Cell<i32>,
+    /// A receive or peek is told the error once, as by the kernel, and then there is nothing but the end.
+    pub once: Cell<bool>,
+    /// The application's memory is found to be there so many more times.
+    pub mapped: Cell<u32>,
     /// Bytes received. The kernel may not be able to tell its counts.
     pub taken: Cell<u64>,
     pub knows: Cell<bool>,
@@ -77,6 +81,8 @@ impl Default for Tcp {
             ended: Cell::default(),
             mark: Cell::default(),
             error: Cell::default(),
+            once: Cell::default(),
+            mapped: Cell::new(u32::MAX),
             taken: Cell::default(),
             knows: Cell::new(true),
             open: Cell::new(true),
@@ -152,7 +158,13 @@ impl Port for Tcp {
             return match (self.error.get(), self.ended.get()) {
                 (0, true) => Ok(0),
                 (0, false) => Err(libc::EAGAIN),
-                (e, _) => Err(e),
+                (e, _) => {
+                    if self.once.get() {
+                        self.error.set(0);
+                        self.ended.set(true);
+                    }
+                    Err(e)
+                }
             };
         }
         for (i, b) in q
@@ -202,6 +214,14 @@ impl Port for Tcp {
         self.ask();
         let all = self.queue.borrow().len();
         Ok(self.mark.get().unwrap_or(all))
+    }
+    fn readable(&self, _: *const u8, _: usize) -> bool {
+        let left = self.mapped.get().checked_sub(1);
+        self.mapped.set(left.unwrap_or(0));
+        left.is_some()
+    }
+    fn writable(&self, p: *mut u8, n: usize) -> bool {
+        self.readable(p, n)
     }
     fn tcp_at_mark(&self) -> bool {
         self.mark.get() == Some(0)
@@ -388,11 +408,27 @@ impl Alone {
 
     /// The other sender puts bytes on its ring (from cursor 0 on).
     pub fn puts(&self, from: u64, bytes: &[u8]) {
-        let ring = self.other.ring(RING).unwrap();
+        self.puts_on(RING, from, bytes);
+    }
+
+    pub fn puts_on(&self, ring: Loc, from: u64, bytes: &[u8]) {
+        let ring = self.other.ring(ring).unwrap();
         // SAFETY: `bytes` is that long, and no longer than the ring; nobody reads it meanwhile.
         unsafe { lane::half::mem::copy_in(ring, Cursor::new(from), bytes.as_ptr(), bytes.len()) };
         let head = from + bytes.len() as u64;
         self.theirs().heads[L].store(Cursor::new(head), SeqCst);
+    }
+
+    /// The same, while this end asks TCP the next time.
+    pub fn puts_then(&self, from: u64, bytes: &[u8]) {
+        self.puts(from, bytes);
+        let head = std::ptr::from_ref(&self.theirs().heads[L]) as usize;
+        // SAFETY: the client's memory is never unmapped.
+        let head = unsafe { &*(head as *const Shared<Cursor>) };
+        let end = head.load(SeqCst);
+        head.store(Cursor::new(from), SeqCst);
+        self.tcp.at_ask.set(Some(self.tcp.asked.get() + 1));
+        *self.tcp.then.borrow_mut() = Some(Box::new(move || head.store(end, SeqCst)));
     }
 
     /// Bytes arrive on TCP.

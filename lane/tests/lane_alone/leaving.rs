@@ -202,6 +202,20 @@ fn with_an_error() {
     assert_eq!(e.rx.error.get(), libc::EPIPE);
 }
 
+/// TCP fails while a revocation waits for its answer, and says so once: the bytes come first, then the error.
+#[test]
+fn with_an_error_met() {
+    let e = on_ring(false, 4);
+    assert_eq!(revoke(&e), Revoked::Pending);
+    e.sender_says(FIRST, tx::DOWNING);
+    e.tcp.error.set(libc::ETIMEDOUT);
+    e.tcp.once.set(true);
+    let r = revoke(&e);
+    assert_eq!((r, mode_of(&e)), (Revoked::Impossible, mode::RING));
+    assert_eq!(recv(&e, 20), Received::Bytes(6));
+    assert_eq!(recv(&e, 20), Received::Error(libc::ETIMEDOUT));
+}
+
 /// With the prefix unread, a frame cannot be taken out from behind it.
 #[test]
 fn of_a_prefix() {
@@ -529,6 +543,33 @@ fn where_the_buffers_are_left() {
         let r = e.rx.recv(&e.memory(), &e.tcp, &mut iov, look());
         assert_eq!((r, iov.left()), (Received::Bytes(5), size + 5));
         assert_eq!((e.tcp.asked.get(), e.rx.error.get()), (asked, kept));
+    }
+    let how = How {
+        peek: true,
+        ..look()
+    };
+    // A peek over the border, and behind the frame.
+    for (behind, found) in [(0, 12), (12, 14)] {
+        let e = in_prefix(false, 1);
+        e.arrives(&down(0, 10));
+        e.arrives(&bytes(3, 3 + behind));
+        let mut a = vec![0; 20];
+        let v = [iov_of(&mut a)];
+        let mut iov = Iov::new(&v);
+        let r = e.rx.recv(&e.memory(), &e.tcp, &mut iov, how);
+        assert_eq!((r, iov.left()), (Received::Bytes(found), 20 - found));
+    }
+    // A peek at the ring, and at what TCP has behind it.
+    for (on_tcp, found) in [(0, 8), (5, 8), (14, 12)] {
+        let e = on_ring(false, 2);
+        e.sender_says(FIRST, tx::DOWN);
+        e.arrives(&down(2, 8));
+        e.arrives(&bytes(2, on_tcp.max(2)));
+        let mut a = vec![0; 20];
+        let v = [iov_of(&mut a)];
+        let mut iov = Iov::new(&v);
+        let r = e.rx.recv(&e.memory(), &e.tcp, &mut iov, how);
+        assert_eq!((r, iov.left()), (Received::Bytes(found), 20 - found));
     }
     // And one that TCP does not serve, where they were.
     let e = Alone::receiving(false, 10);

@@ -1,7 +1,7 @@
 //! What a receiver takes, believes and says, and what that costs: publishes, looks at TCP.
 
 use super::end::*;
-use lane::abi::{rx, tx, Cursor, Epoch, RxWord, SpaceWord, TcpPos, RING_LOG2_MAX};
+use lane::abi::{rx, tx, Cursor, Epoch, Loc, RxWord, SpaceWord, TcpPos, RING_LOG2_MAX};
 use lane::half::rx::{mode, How};
 use lane::half::Received;
 use lane::proto::frame::Kind;
@@ -125,6 +125,74 @@ fn a_look_at_tcp() {
     assert_eq!(e.recv(10, How::default()).0, Received::Bytes(3));
     assert_eq!(e.recv(10, How::default()).0, Received::Error(libc::EPIPE));
     assert_eq!(e.recv(10, How::default()).0, Received::Empty);
+}
+
+/// A switch that is there is seen before TCP is asked, which may report an end behind it.
+#[test]
+fn a_switch_before_the_look_at_tcp() {
+    let e = Alone::receiving(false, 0);
+    e.puts(0, &bytes(0, 5));
+    assert_eq!(recv(&e, 10), Received::Bytes(5));
+    assert_eq!(e.tcp.asked.get(), 0);
+}
+
+/// TCP has ended, or failed, and the sender published its last bytes before that: they come first.
+#[test]
+fn bytes_before_the_end_of_tcp() {
+    for (error, end) in [
+        (0, Received::Eof),
+        (libc::ETIMEDOUT, Received::Error(libc::ETIMEDOUT)),
+    ] {
+        let e = on_ring(false);
+        e.tcp.error.set(error);
+        e.tcp.once.set(true);
+        e.tcp.ended.set(error == 0);
+        e.puts_then(0, &bytes(0, 5));
+        assert_eq!(recv(&e, 10), Received::Bytes(5));
+        assert!(e.tcp.then.borrow().is_none());
+        assert_eq!(recv(&e, 10), end);
+        assert_eq!(recv(&e, 10), Received::Eof);
+    }
+}
+
+/// Another use of the slot begins with another ring, also if its sender has not moved since.
+#[test]
+fn the_ring_of_another_use() {
+    let e = Alone::receiving(false, 0);
+    e.puts(0, &bytes(0, 5));
+    assert_eq!(recv(&e, 10), Received::Bytes(5));
+    let base = Epoch::new(1 << 16);
+    e.rx.attach(&e.memory(), base, TAG);
+    assert!(e.rx.declare_ready(&e.memory(), &e.tcp));
+    let t = e.their_tx();
+    let ring = Loc { page: 1, ..RING };
+    t.loc[0].store(ring.word(), Relaxed);
+    t.up_start.store(Cursor::new(5), Relaxed);
+    e.sender_says(base.next(), tx::UP);
+    e.puts_on(ring, 5, b"new");
+    let (r, b) = e.recv(10, look());
+    assert_eq!((r, &b[..3]), (Received::Bytes(3), &b"new"[..]));
+}
+
+/// A receive into memory that is not there takes nothing; one that discards needs none.
+#[test]
+fn bad_memory() {
+    let e = on_ring(false);
+    e.puts(0, &bytes(0, 5));
+    e.tcp.mapped.set(0);
+    for peek in [false, true] {
+        let how = How { peek, ..look() };
+        assert_eq!(e.recv(5, how).0, Received::Error(libc::EFAULT));
+    }
+    assert_eq!(e.ours().cursors[L].load(Relaxed).get(), 0);
+    let how = How {
+        discard: true,
+        ..look()
+    };
+    assert_eq!(e.recv(2, how).0, Received::Bytes(2));
+    e.tcp.mapped.set(u32::MAX);
+    let (r, b) = e.recv(5, look());
+    assert_eq!((r, &b[..3]), (Received::Bytes(3), &bytes(2, 5)[..]));
 }
 
 /// What a sender says of its switch is believed within limits.
@@ -277,6 +345,16 @@ fn an_urgent_mark() {
         })
     );
     assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), 9);
+    // The sender switches while they are counted: what is behind the switch is a frame, perhaps.
+    let e = ready();
+    e.arrives(&bytes(0, 3));
+    e.arrives(&down(0, 0));
+    e.tcp.mark.set(Some(0));
+    e.their_tx().up_tcp_pos.store(TcpPos::new(2), Relaxed);
+    e.tcp.at_ask.set(Some(4));
+    e.switches_then();
+    assert_eq!(recv(&e, 20), Received::Bytes(2));
+    assert_eq!(mode_of(&e), mode::RING);
     // Nothing behind it: it is skipped all the same, except by a peek or for no room.
     let e = ready();
     e.arrives(&bytes(0, 1));

@@ -33,6 +33,18 @@ fn a_send_announces_each_piece() {
     assert_eq!(n, 0);
 }
 
+/// Memory that is not there sends nothing, or what was there before it.
+#[test]
+fn a_send_from_bad_memory() {
+    for (there, sent) in [(0, Sent::Fault), (1, Sent::Bytes(32 << 10))] {
+        let e = Alone::up_on(false, LARGE);
+        e.tcp.mapped.set(there);
+        assert_eq!(e.send(40 << 10), sent);
+        assert_eq!(e.head(), if there > 0 { 32 << 10 } else { 0 });
+        assert_eq!(e.mode(), mode::RING);
+    }
+}
+
 /// The time since when a ring has been full ends with the send that finds space, even with one of no bytes.
 #[test]
 fn a_ring_that_was_full() {
