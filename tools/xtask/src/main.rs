@@ -260,7 +260,7 @@ fn model(tree: &Tree) -> Step {
     Step::new(
         "model",
         Kind::Tests,
-        180,
+        240,
         tree.cargo("test --release -p underpass-tests --test model --test model_remote"),
     )
 }
@@ -288,7 +288,7 @@ fn daemons(tree: &Tree) -> Step {
     Step::new(
         "daemons",
         Kind::Tests,
-        420,
+        330,
         tree.cargo("test --release -p underpassd --test two_daemons"),
     )
 }
