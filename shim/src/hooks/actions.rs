@@ -44,7 +44,7 @@ fn forget(list: *const c_void) {
     of(list).for_each(|(c, _)| c.store(0, Relaxed));
 }
 
-/// Connections that a spawned program will get as its descriptors leave their lanes.
+/// Connections that a spawned program will get as its descriptors begin to leave their lanes.
 pub fn before_spawn(list: *const c_void) {
     if list.is_null() {
         return;
@@ -63,6 +63,7 @@ pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(
 ) -> i32 {
     remember(list, fd);
     process::lend(fd);
+    process::all_left();
     // SAFETY: see the module above.
     unsafe { real::posix_spawn_file_actions_adddup2(list, fd, to) }
 }

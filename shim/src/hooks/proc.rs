@@ -162,8 +162,8 @@ macro_rules! spawn {
             let _inside = thread::enter();
             // SAFETY: the application's path.
             if !unsafe { keeps_nothing($program) } {
-                crate::preserving_errno(process::before_spawn);
                 actions::before_spawn($actions);
+                crate::preserving_errno(process::before_spawn); // and waits for all of them
             }
             // SAFETY: see above.
             let r = thread::outside(|| unsafe { real::$name($($a),*) });

@@ -85,7 +85,8 @@ pub fn before_spawn() {
     promotion::all_left();
 }
 
-/// A descriptor is about to be given to a program that is spawned.
+/// A descriptor is about to be given to a program that is spawned: its connection begins to leave its lane. For all of
+/// them together, [`all_left`] or [`before_spawn`] waits.
 pub fn lend(fd: i32) {
     if fdtab::conn(fd).is_none() {
         return;
@@ -94,9 +95,16 @@ pub fn lend(fd: i32) {
     crate::preserving_errno(|| {
         if let Some(i) = tcp::proven(fd) {
             promotion::lend(i, fd);
-            promotion::all_left();
         }
     });
+}
+
+/// Waits for the connections that [`lend`] was called for.
+pub fn all_left() {
+    if table::table().is_some() {
+        let _inside = thread::enter();
+        crate::preserving_errno(promotion::all_left);
+    }
 }
 
 /// A program was spawned: the daemon is to look first whether that process holds the connections that were lent.

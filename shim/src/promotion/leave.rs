@@ -69,13 +69,13 @@ pub fn all_left() {
             if fd < 0 {
                 return;
             }
-            if step(i, fd, Reason::Left).is_some() {
-                l.leaving.store(0, Relaxed);
-            } else if late {
+            let left = step(i, fd, Reason::Left).is_some();
+            match left || late {
+                true => l.leaving.store(0, Relaxed),
+                false => waits = Some((i, fd)),
+            }
+            if !left && late {
                 reset(c, fd, Reason::Stalled);
-                l.leaving.store(0, Relaxed);
-            } else {
-                waits = Some((i, fd));
             }
         });
         let Some((i, fd)) = waits else {
