@@ -200,13 +200,7 @@ fn acknowledged_and_never_read() {
             sim.set_port(1, rail, up);
         }
         sim.finish_alone();
-        for n in &sim.nodes {
-            assert_eq!(
-                (n.pair_failed, &n.faults[..]),
-                (None, &[][..]),
-                "seed {seed}"
-            );
-        }
+        no_fault(&sim, seed);
     }
     assert!(seen > 20, "{seen}");
 }
@@ -227,15 +221,17 @@ fn no_switch_for_who_only_inherited() {
         sim.finish_alone();
         assert_eq!(sim.told(1, 0).epoch(), epoch, "seed {seed}");
         later += u64::from(sim.told(1, 1).epoch() != Epoch::NONE);
-        for n in &sim.nodes {
-            assert_eq!(
-                (n.pair_failed, &n.faults[..]),
-                (None, &[][..]),
-                "seed {seed}"
-            );
-        }
+        no_fault(&sim, seed);
     }
     assert!(later > 50, "{later}");
+}
+
+/// No pair has failed, and no peer was found at fault.
+fn no_fault(sim: &Sim, seed: u64) {
+    for n in &sim.nodes {
+        let found = (n.pair_failed, &n.faults[..]);
+        assert_eq!(found, (None, &[][..]), "seed {seed}");
+    }
 }
 
 /// A lane whose first end sends on the ring, and its epoch. None: too few bytes for a switch.
@@ -357,10 +353,7 @@ fn a_gate_before_the_ring() {
         sim.gate(0, 0, false);
         sim.finish_alone();
         up += u64::from(sim.told(1, 0).epoch() != Epoch::NONE);
-        for n in &sim.nodes {
-            let none = (n.pair_failed, &n.faults[..]) == (None, &[][..]);
-            assert!(none, "seed {seed}");
-        }
+        no_fault(&sim, seed);
     }
     assert!(up > 20, "{up}");
 }
