@@ -17,11 +17,13 @@
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <signal.h>
 #include <unistd.h>
 
-#define ROUNDS 400
+#define FIRST 20
+#define ROUNDS (FIRST + 400)
 #define NEED(ok) \
     do { \
         if (!(ok)) { \
@@ -57,15 +59,16 @@ static void sleeper(int listener, int pipe_end) {
     }
 }
 
+/* Whether it sleeps in epoll_wait: who sleeps in accept, or waits for the daemon's answer, finds both events
+ * afterwards, and then nothing says which came first (proc(5), syscall: the call's number, or "running"). */
 static int asleep(pid_t pid) {
     char path[64], line[512], *end;
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    snprintf(path, sizeof path, "/proc/%d/syscall", pid);
     FILE *f = fopen(path, "r");
     NEED(f && fgets(line, sizeof line, f));
     fclose(f);
-    end = strrchr(line, ')');
-    NEED(end && end[2] != 'Z');
-    return end[2] == 'S';
+    long call = strtol(line, &end, 10);
+    return end != line && (call == SYS_epoll_wait || call == SYS_epoll_pwait || call == SYS_epoll_pwait2);
 }
 
 int main(void) {
@@ -98,8 +101,9 @@ int main(void) {
                 NEED(write(ends[1], "x", 1) == 1);
         }
         NEED(recv(fd, told, 2, MSG_WAITALL) == 2);
-        /* (A connection's first rounds are on its way to its lane, in part on TCP.) */
-        if (memcmp(want, told, 2)) {
+        /* While the connection is on its way to its lane, the daemon's message wakes the sleeper, which is then busy
+         * when the events come, and finds both (docs/limits.md, "Events of two kinds"). */
+        if (r >= FIRST && memcmp(want, told, 2)) {
             wrong++;
             fprintf(stderr, "round %d: %.2s, not %.2s\n", r, told, want);
         }
