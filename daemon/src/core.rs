@@ -12,6 +12,7 @@ mod looks;
 mod recovered;
 pub mod register;
 mod remote;
+mod resets;
 
 use crate::clients::adopt::Recovered;
 use crate::clients::client::Client;
@@ -425,6 +426,12 @@ impl<V: Provider> Core<V> {
                 trouble = (Reason::Memory, RETRY_TROUBLE_MS);
                 self.groups.group_failed(id, group, side, &mut out)?;
                 self.rails(|r| r.group_failed(id, group));
+            }
+            ToDaemon::Reset { conn, gen, reason } => self.was_reset(who(conn, gen), reason),
+            ToDaemon::FuseTripped {} => {
+                let what =
+                    "had to reset a connection: new ones stay on TCP (fuse) until `underpass up`";
+                self.event(id, what);
             }
             ToDaemon::Forget { conn, gen } => {
                 if let Some(p) = self.clients.get_mut(&id) {

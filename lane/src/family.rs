@@ -86,12 +86,34 @@ pub struct Stats {
     pub rings: AtomicU64,
     /// Sleeps of threads that a lane has to wake.
     pub sleeps: AtomicU64,
-    /// Connections reset by the shim itself.
-    pub resets: AtomicU64,
+    /// Connections reset by the shim itself: see [`Stats::resets`] and [`Stats::faults`].
+    resets: AtomicU64,
     /// Registrations sent to the daemon.
     pub registered: AtomicU64,
     /// Connections that ended after they had been promoted.
     pub ended_promoted: AtomicU64,
+}
+
+impl Stats {
+    /// The shim has reset a connection. `fault`: nothing that the peer has written is the cause.
+    pub fn count_reset(&self, fault: bool) {
+        self.resets.fetch_add(u64::from(fault) << 32 | 1, Relaxed);
+    }
+
+    /// Connections reset by the shim itself.
+    pub fn resets(&self) -> u64 {
+        self.resets.load(Relaxed) & u64::from(u32::MAX)
+    }
+
+    /// Those among them of which no peer's words are the cause: each trips the fuse of the family's programs.
+    pub fn faults(&self) -> u32 {
+        (self.resets.load(Relaxed) >> 32) as u32
+    }
+
+    /// Of a table that a process takes along its connections to: its fuse is that of the old one.
+    pub fn set_faults(&self, faults: u32) {
+        self.resets.store(u64::from(faults) << 32, Relaxed);
+    }
 }
 
 /// Values of `Conn::state`.

@@ -382,6 +382,21 @@ pub fn lane_shut(group: &LinkGroup, lane: u32) -> bool {
     READY.load(Relaxed) != 0 && send(&m, &[]).is_ok()
 }
 
+/// For the log: the shim has reset this connection. (If no daemon is there, nobody keeps a log.)
+pub fn was_reset(conn: u32, c: &lane::family::Conn, r: Reason) {
+    let m = ToDaemon::Reset {
+        conn,
+        gen: c.gen.load(Relaxed),
+        reason: r.code(),
+    };
+    let _ = send(&m, &[]);
+}
+
+/// For the log: new connections of this process stay on TCP.
+pub fn fuse_tripped() {
+    let _ = send(&ToDaemon::FuseTripped {}, &[]);
+}
+
 pub fn forget(conn: u32, gen: u32) {
     let _ = send(&ToDaemon::Forget { conn, gen }, &[]);
 }

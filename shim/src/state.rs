@@ -6,6 +6,7 @@
 
 pub mod attached;
 pub mod fdtab;
+pub mod fuse;
 pub mod groups;
 pub mod signals;
 pub mod table;

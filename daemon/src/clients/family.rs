@@ -173,7 +173,7 @@ impl Totals {
             lane_rx: s.lane_rx.load(Relaxed),
             rings: s.rings.load(Relaxed),
             sleeps: s.sleeps.load(Relaxed),
-            resets: s.resets.load(Relaxed),
+            resets: s.resets(),
         }
     }
 

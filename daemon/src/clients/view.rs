@@ -202,7 +202,7 @@ fn ring_bytes(log2: u32) -> u64 {
     }
 }
 
-fn address(e: &Endpoint) -> Option<SocketAddr> {
+pub(crate) fn address(e: &Endpoint) -> Option<SocketAddr> {
     (e.family != 0).then(|| normal(SocketAddr::V6(SocketAddrV6::new(e.ip, e.port, 0, 0))))
 }
 

@@ -184,6 +184,10 @@ messages! {
         /// `Register` for a connection that came from another process: `from` (0: unknown), by exec or beside a
         /// message. It is promoted if nobody holds it but this process, which has `copies` descriptors of it.
         14 RegisterReceived { conn: u32, gen: u32, tx_tcp_pos: TcpPos, rx_tcp_pos: TcpPos, flags: u32, from: u32, copies: u32 }
+        /// The shim has reset this connection. For the log only.
+        15 Reset { conn: u32, gen: u32, reason: u32 }
+        /// New connections of this process stay on TCP, because of a reset. For the log only.
+        16 FuseTripped {}
     }
 }
 

@@ -133,6 +133,8 @@ reasons! {
         "nothing; such connections stay on TCP";
     Cramped = 0x0a00_0024, "cramped", "the process is limited to less address space (2 GiB), data (1 GiB) or file size than leaves room for lanes",
         "raise the limit: `ulimit -v`, `-d` or `-f`, LimitAS= and the like of its unit, default_vsz_limit of dovecot";
+    Fuse = 0x0a00_0025, "fuse", "the shim had to reset a connection of this program, so its new connections stay on TCP",
+        "`underpass log` says which one and why: please report it; `underpass up` ends this";
 }
 
 impl Reason {

@@ -1,7 +1,7 @@
 //! Commands for connections: from an operator, or from the daemon for an expedited end.
 
 use super::*;
-use crate::state::{attached, fdtab, table};
+use crate::state::{attached, fdtab, fuse, table};
 use crate::{sets, sys};
 use lane::proto::msg::{op, ALL};
 
@@ -15,7 +15,14 @@ pub fn command(conn: u32, gen: u32, what: u32) {
         }
         return;
     }
+    if what == op::UP {
+        fuse::clear();
+    }
     table::each(|i, c| {
+        if what == op::UP && c.reason.load(Relaxed) == Reason::Fuse.code() {
+            c.not_before_ms.store(0, Relaxed);
+            return consider(i, table::local(i).fd.load(Relaxed), c);
+        }
         if conn != ALL && (conn != i || c.gen.load(Relaxed) != gen) {
             return;
         }

@@ -12,7 +12,7 @@
 
 use crate::state::groups::{self, LinkGroup};
 use crate::state::table::{self, Local, KIN};
-use crate::state::{attached, fdtab};
+use crate::state::{attached, fdtab, fuse};
 use crate::sys::{self, lock, pids};
 use crate::{daemon, sets};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -128,7 +128,13 @@ fn move_out(cut: bool) {
         // (The daemon is not told: a process that holds nothing says hello again when it holds something.)
         0 => {
             sets::give_up_inherited();
-            daemon::part(table::clear)
+            daemon::part(|| {
+                let cleared = table::clear();
+                if cleared {
+                    fuse::forget();
+                }
+                cleared
+            })
         }
         // Another thread could be in the middle of changing an entry.
         _ if !sys::is_single_threaded() => false,
@@ -255,6 +261,7 @@ impl Move {
         new.header.used.store(used, Relaxed);
         self.keep_natives(new);
         new.header.set_home(self.old.header.home());
+        new.header.stats.set_faults(self.old.header.stats.faults());
         true
     }
 

@@ -2,6 +2,7 @@
 
 use super::{unwatched, CLOSED_DOORS};
 use crate::promotion::received;
+use crate::state::fuse;
 use crate::state::table::{self, set_reason};
 use crate::sys::{self, env, lock, pids};
 use crate::{daemon, sets, tcp};
@@ -27,6 +28,12 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     }
     if !daemon::has_credit() || !daemon::settle() {
         return table::later(c, Reason::TimeoutDaemon, 20);
+    }
+    if fuse::is_blown() {
+        if fuse::is_news() {
+            daemon::fuse_tripped();
+        }
+        return table::later(c, Reason::Fuse, 1000);
     }
     if table::holders(c) != 1 {
         table::forget_zombies(c);

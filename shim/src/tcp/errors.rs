@@ -23,7 +23,10 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
         return; // the number stands for another file, which must not be reset
     }
     if let Some(t) = table::table() {
-        t.header.stats.resets.fetch_add(1, Relaxed);
+        t.header.stats.count_reset(r != Reason::Hostile);
+    }
+    if let Some(i) = table::entry_of(&c.gen) {
+        daemon::was_reset(i, c, r);
     }
     table::disqualify(c, r);
     c.tx.abandon();

@@ -1,0 +1,45 @@
+//! The fuse: once the shim had to reset a connection, new ones of that program stay on TCP until an operator has seen it.
+
+use anyhow::{ensure, Context, Result};
+use lane::proto::reason::Reason;
+use std::time::Duration;
+use underpass_admin::Target;
+use underpass_tests::harness::{c, until, Daemon, Program, PATIENCE};
+
+const LIMIT: Duration = Duration::from_secs(90);
+
+#[test]
+fn new_connections_stay_on_tcp_until_up() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let (program, go) = (dir.path().join("fuse"), dir.path().join("go"));
+    c::compile("fuse", &program)?;
+    let d = Daemon::start()?;
+    for place in [d.place(), d.eager()] {
+        let mut p = Program::new(&program, &place).arg(&go).spawn()?;
+        p.line("tcp", LIMIT).with_context(|| d.picture())?;
+        until("both ends say so", PATIENCE, || {
+            let fuse = |code: u32| code == Reason::Fuse.code();
+            let rows = d.ss().unwrap_or_default();
+            rows.iter().filter(|r| fuse(r.reason)).count() == 2
+        })
+        .with_context(|| d.picture())?;
+        let log = d.log()?.join("\n");
+        for says in ["reset 127.0.0.1:", ": foreign-bytes", "(fuse)"] {
+            ensure!(log.contains(says), "{says} is not in\n{log}");
+        }
+        d.up(Target::All)?;
+        d.await_promoted(4)?; // those that kept their lanes, and those that have one now
+        std::fs::write(&go, b"")?;
+        let out = p.wait(LIMIT)?;
+        ensure!(
+            out.stdout.contains("result ok"),
+            "{}\n{}\n{}",
+            out.stdout,
+            out.stderr,
+            d.picture()
+        );
+        std::fs::remove_file(&go)?;
+    }
+    ensure!(d.stats()?.resets == 2, "{}", d.picture());
+    Ok(())
+}
