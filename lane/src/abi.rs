@@ -5,6 +5,7 @@
 //! Nothing is ever a pointer; positions of rings are (chunk, page) pairs that the reader checks
 //! against the chunk sizes the daemon told it.
 
+use crate::num;
 use crate::prim::{AtomicU32, AtomicU64};
 
 mod position;
@@ -166,7 +167,7 @@ impl LogEntry {
     /// The lane's number among those of its counter; always below [`LANES_PER_COUNTER`].
     #[inline(always)]
     pub const fn lane(self) -> usize {
-        self.0 as usize % (1 << Self::LANE_BITS) % LANES_PER_COUNTER
+        num::size(self.0) % (1 << Self::LANE_BITS) % LANES_PER_COUNTER
     }
 }
 
@@ -243,7 +244,7 @@ impl Loc {
     /// they go on there, at its beginning. `None`: more than the ring holds.
     pub fn pieces(self, at: Cursor, n: usize) -> Option<[core::ops::Range<usize>; 2]> {
         let (begin, size) = (self.page as usize * 4096, self.bytes());
-        let offset = self.offset(at) as usize;
+        let offset = num::size(self.offset(at));
         let first = n.min(size - offset);
         (n <= size).then(|| {
             [
@@ -272,9 +273,9 @@ impl LocWord {
     pub fn loc(self) -> Option<Loc> {
         let w = self.0;
         let l = Loc {
-            page: (w >> 32) as u32,
-            chunk: (w >> 8) as u32 & 0xff_ffff,
-            log2: w as u32 & 0xff,
+            page: num::low32(w >> 32),
+            chunk: num::low32(w >> 8) & 0xff_ffff,
+            log2: num::low32(w) & 0xff,
         };
         let ok = l.chunk >= 1
             && (l.chunk as usize) < CHUNKS

@@ -7,6 +7,7 @@
 
 use crate::abi::{AtomicEpoch, Epoch};
 use crate::half::{RxState, TxState};
+use crate::num;
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{AcqRel, Relaxed},
@@ -65,7 +66,7 @@ impl Header {
     pub fn set_home(&self, [dev, ino, number]: Home) {
         self.home[0].store(dev, Relaxed);
         self.home[1].store(ino, Relaxed);
-        self.home_number.store(number as u32, Relaxed);
+        self.home_number.store(num::low32(number), Relaxed);
     }
 }
 
@@ -347,7 +348,7 @@ impl Addr {
         Endpoint {
             ip: b.into(),
             family: self.family.load(Relaxed),
-            port: self.port.load(Relaxed) as u16,
+            port: num::low16(self.port.load(Relaxed).into()),
         }
     }
 

@@ -16,6 +16,7 @@ pub mod rx;
 pub mod tx;
 
 use crate::abi::{rx as word, tx as phase};
+use crate::num;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 pub use mem::{Area, Iov, Memory};
 pub use rx::{Received, RxState};
@@ -100,14 +101,14 @@ impl Pending {
                 | libc::ENOBUFS
         );
         if (1..4096).contains(&e) && !of_the_call {
-            let _ = self.0.compare_exchange(0, e as u32, Relaxed, Relaxed);
+            let _ = self.0.compare_exchange(0, num::bits(e), Relaxed, Relaxed);
         }
     }
 
     /// 0: there is none.
     #[inline(always)]
     pub fn get(&self) -> i32 {
-        self.0.load(Relaxed) as i32
+        num::signed(self.0.load(Relaxed))
     }
 
     /// Is there one that was not told yet?
@@ -118,7 +119,7 @@ impl Pending {
 
     /// For the application to be told; 0: there is none.
     pub fn take(&self) -> i32 {
-        self.0.swap(0, Relaxed) as i32
+        num::signed(self.0.swap(0, Relaxed))
     }
 }
 

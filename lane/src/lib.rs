@@ -9,6 +9,20 @@
 //! word from the other side's memory twice. Everything read from a peer is read once and checked.
 
 #![warn(missing_docs, unreachable_pub)]
+// `as` only where a lint exception says why. Tests may: what they lose, they notice.
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::as_ptr_cast_mut,
+        clippy::cast_lossless,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        clippy::ptr_as_ptr,
+        clippy::ref_as_ptr
+    )
+)]
 
 #[macro_use]
 mod named;
@@ -17,6 +31,7 @@ pub mod abi;
 pub mod family;
 pub mod half;
 pub mod notify;
+pub mod num;
 pub mod os;
 pub mod prim;
 pub mod proto;

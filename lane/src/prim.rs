@@ -1,6 +1,8 @@
 //! Atomics, swapped for loom's when the crate is built with `--cfg loom`, so that the code that
 //! is checked is the code that runs.
 
+#[cfg(not(target_arch = "x86_64"))]
+use crate::num;
 #[cfg(not(loom))]
 pub use core::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 #[cfg(loom)]
@@ -44,9 +46,9 @@ pub fn ticks() -> u64 {
         };
         // SAFETY: `ts` is a valid out pointer for the whole call.
         unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
-        (ts.tv_sec as u64)
+        num::natural(ts.tv_sec)
             .wrapping_mul(1_000_000_000)
-            .wrapping_add(ts.tv_nsec as u64)
+            .wrapping_add(num::natural(ts.tv_nsec))
     }
 }
 
@@ -78,6 +80,6 @@ pub fn cpu() -> u32 {
     #[cfg(not(target_arch = "x86_64"))]
     {
         // SAFETY: no arguments, no memory.
-        unsafe { libc::sched_getcpu() as u32 }
+        num::bits(unsafe { libc::sched_getcpu() })
     }
 }

@@ -6,6 +6,7 @@
 //! words that differ in them are not equal.
 
 use super::EPOCHS;
+use crate::num;
 use crate::prim::{AtomicU64, Ordering};
 use core::marker::PhantomData;
 
@@ -225,13 +226,13 @@ macro_rules! word_of {
             /// The epoch of the word.
             #[inline(always)]
             pub const fn epoch(self) -> Epoch {
-                Epoch((self.0 >> 8) as u32)
+                Epoch(num::low32(self.0 >> 8))
             }
 
             /// What the word says about its epoch.
             #[inline(always)]
             pub const fn $reads(self) -> $said {
-                $said(self.0 as u8)
+                $said(num::low8(self.0))
             }
         }
 

@@ -296,7 +296,7 @@ impl<'a> Iov<'a> {
                 continue;
             }
             let n = left.min(want);
-            let p = (first.iov_base as *mut u8).wrapping_add(self.offset);
+            let p = first.iov_base.cast::<u8>().wrapping_add(self.offset);
             self.offset += n;
             return Some((p, n));
         }
@@ -317,7 +317,7 @@ impl<'a> Iov<'a> {
     #[inline(always)]
     pub fn proven(&self, most: usize, good: impl Fn(*mut u8, usize) -> bool) -> Option<usize> {
         if let [v] = self.vecs {
-            let p = (v.iov_base as *mut u8).wrapping_add(self.offset);
+            let p = v.iov_base.cast::<u8>().wrapping_add(self.offset);
             let n = (v.iov_len - self.offset).min(most);
             return good(p, n).then_some(n);
         }

@@ -2,6 +2,7 @@
 //! can be seen too early or too late.
 
 use crate::abi::Cursor;
+use crate::num;
 
 /// A ring in mapped memory. `mask + 1` bytes at `base` are mapped.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +35,8 @@ impl Ring {
         let i = at.get() & self.mask;
         // SAFETY: `i <= mask`, inside the mapping by the type's invariant.
         (
-            unsafe { self.base.add(i as usize) },
-            want.min(self.size() - i) as usize,
+            unsafe { self.base.add(num::size(i)) },
+            num::size(want.min(self.size() - i)),
         )
     }
 }

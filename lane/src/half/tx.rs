@@ -16,6 +16,7 @@ use crate::abi::{
     loc_index, marks, rx, tx, window, AtomicEpoch, Cursor, Epoch, Loc, LocWord, Private, RxWord,
     Shared, SpaceWord, TcpPos, TxPhase, TxWord,
 };
+use crate::num;
 use crate::prim::{self, fence};
 use crate::proto::frame::LEN;
 use crate::proto::reason::Reason;
@@ -167,7 +168,7 @@ impl TxState {
         self.head.store(head, Relaxed);
         self.epoch.store(base, Relaxed);
         self.mode.store(mode::TCP, Relaxed);
-        self.frame_done.store(LEN as u32, Relaxed);
+        self.frame_done.store(num::small(LEN), Relaxed);
         self.full_since_ms.store(0, Relaxed);
         self.reclaimed.store(Epoch::NONE, Relaxed);
         let w = m.own_tx();
@@ -306,13 +307,13 @@ impl TxState {
                 Err(r) => return Sent::Reset(r),
             };
             *iov = untouched;
-            iov.skip((head - begin) as usize);
+            iov.skip(num::size(head - begin));
         }
         let n = head - begin;
         self.ring_bytes.fetch_add(n, Relaxed);
         if n > 0 || iov.left() == 0 {
             self.full_since_ms.store(0, Relaxed);
-            return Sent::Bytes(n as usize);
+            return Sent::Bytes(num::size(n));
         }
         match self.mode.load(Relaxed) {
             mode::RING => Sent::Full,
@@ -352,7 +353,7 @@ impl TxState {
                     None => break,
                 };
             }
-            let Some((p, n)) = iov.take(proven.min(PIECE.min(free) as usize)) else {
+            let Some((p, n)) = iov.take(proven.min(num::size(PIECE.min(free)))) else {
                 break;
             };
             proven -= n;

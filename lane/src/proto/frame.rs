@@ -6,6 +6,7 @@
 //! else, and ends the connection.
 
 use crate::abi::{Cursor, Epoch};
+use crate::num;
 
 /// Bytes of one frame on the wire.
 pub const LEN: usize = 32;
@@ -72,8 +73,8 @@ impl Frame {
         };
         Some(Frame {
             kind,
-            epoch: Epoch::new(word(8..12) as u32),
-            rest: word(12..16) as u32,
+            epoch: Epoch::new(num::low32(word(8..12))),
+            rest: num::low32(word(12..16)),
             cursor: Cursor::new(word(16..24)),
             tag: word(24..32),
         })

@@ -125,7 +125,7 @@ macro_rules! messages {
                 let end = w.at;
                 w.at = 0;
                 kind.put(&mut w);
-                ((end - 4) as u16).put(&mut w);
+                $crate::num::low16((end - 4) as u64).put(&mut w);
                 end
             }
 

@@ -16,7 +16,7 @@ impl RxState {
         }
         let mut b = 0u8;
         let v = [libc::iovec {
-            iov_base: (&mut b as *mut u8).cast(),
+            iov_base: (&raw mut b).cast(),
             iov_len: 1,
         }];
         let how = How {

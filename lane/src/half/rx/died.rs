@@ -4,6 +4,7 @@
 use super::{mode, RxState};
 use crate::abi::TcpPos;
 use crate::half::Port;
+use crate::num;
 use crate::proto::frame::LEN;
 use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -35,7 +36,7 @@ impl RxState {
                 if have > LEN as u64 {
                     return Err(Reason::Foreign);
                 }
-                self.got_len.store(have as u32 % LEN as u32, Relaxed);
+                self.got_len.store(num::low32(have % LEN as u64), Relaxed);
                 match have == LEN as u64 {
                     true => self.framed(remote, &self.got_bytes()),
                     false => Ok(()),

@@ -5,6 +5,7 @@ use super::{mode, How, Received, RxState};
 use crate::abi::{marks, rx, tx, RING_LOG2_MAX};
 use crate::half::mem::{Iov, Memory};
 use crate::half::Port;
+use crate::num;
 use crate::prim::fence;
 use crate::proto::frame::{Frame, Kind, LEN};
 use crate::proto::reason::Reason;
@@ -49,7 +50,7 @@ impl RxState {
                         return Err(Reason::Sync);
                     }
                     self.tcp_pos.add((n - have) as u64, Relaxed);
-                    self.got_len.store(n as u32 % LEN as u32, Relaxed);
+                    self.got_len.store(num::small(n % LEN), Relaxed);
                     if n < LEN {
                         have = n; // does more follow, or the end of file?
                         continue;

@@ -5,6 +5,7 @@
 use super::{mode, How, Received, RxState};
 use crate::half::mem::{Iov, Memory};
 use crate::half::Port;
+use crate::num;
 use crate::prim::fence;
 use crate::proto::frame::{Frame, Kind, LEN};
 use crate::proto::reason::Reason;
@@ -142,7 +143,7 @@ impl RxState {
             if again > rest {
                 return false; // no honest sender says this; the receive reports it
             }
-            match port.tcp_recv(core::ptr::null_mut(), again as usize, false) {
+            match port.tcp_recv(core::ptr::null_mut(), num::size(again), false) {
                 Ok(0) | Err(libc::EAGAIN) => return false,
                 Ok(n) => {
                     let n = (n as u64).min(again);

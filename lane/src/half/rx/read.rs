@@ -5,6 +5,7 @@ use super::{mode, How, Received, Revoked, RxState};
 use crate::abi::{rx, tx, Cursor};
 use crate::half::mem::{Iov, Memory};
 use crate::half::Port;
+use crate::num;
 use crate::prim::fence;
 use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -155,7 +156,7 @@ impl RxState {
             self.skipped(m);
             return None;
         }
-        match port.tcp_recv(core::ptr::null_mut(), n as usize, false) {
+        match port.tcp_recv(core::ptr::null_mut(), num::size(n), false) {
             // This end shut the direction down itself: the kernel still accepts and delivers what comes.
             Ok(0) if self.shut.load(Relaxed) != 0 => Some(Received::Eof),
             // The sender shut TCP down or died before it had repeated the bytes that we have: nothing is missing, and
@@ -264,9 +265,9 @@ impl RxState {
             return None;
         }
         if how.peek {
-            return Some(self.peek_prefix(m, port, iov, how, left as usize));
+            return Some(self.peek_prefix(m, port, iov, how, num::size(left)));
         }
-        let r = self.take_tcp(port, iov, how, left as usize);
+        let r = self.take_tcp(port, iov, how, num::size(left));
         // A caller that asks `ready` or `has_news` next must see the ring.
         if self.prefix_left() == 0 {
             self.past(m, port);
@@ -287,7 +288,11 @@ impl RxState {
             return None;
         }
         // (Plain bytes follow them on TCP, so a peek may read further.)
-        let most = if how.peek { usize::MAX } else { left as usize };
+        let most = if how.peek {
+            usize::MAX
+        } else {
+            num::size(left)
+        };
         let r = self.take_tcp(port, iov, how, most);
         if self.prefix_left() == 0 {
             self.mode.store(mode::TCP, Relaxed);

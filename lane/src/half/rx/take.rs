@@ -4,6 +4,7 @@ use super::{How, Received, RxState, PIECE};
 use crate::abi::{loc_index, Cursor, LocWord, SpaceWord};
 use crate::half::mem::{copy_out, Iov, Memory, Ring};
 use crate::half::Port;
+use crate::num;
 use crate::prim::fence;
 use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -93,7 +94,7 @@ impl RxState {
         let begin = cursor;
         let mut published = cursor;
         let mut size = 0;
-        let room = (head - cursor) as usize;
+        let room = num::size(head - cursor);
         if !how.discard && iov.proven(room, |p, n| port.writable(p, n)).is_none() {
             return Ok(Received::Error(libc::EFAULT));
         }
@@ -147,7 +148,7 @@ impl RxState {
                 }
             }
         }
-        Ok(Received::Bytes(n as usize))
+        Ok(Received::Bytes(num::size(n)))
     }
 
     /// The sender may be waiting for space: wake it when half of it is free.

@@ -5,6 +5,7 @@ use super::{mode, TxState, NO_FRAME};
 use crate::abi::{marks, rx, takeover, tx, Cursor, Epoch, RxWord, TcpPos, TxPhase, TxWord};
 use crate::half::mem::{Memory, Ring};
 use crate::half::{Port, Progress};
+use crate::num;
 use crate::proto::frame::{Frame, Kind, LEN};
 use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -105,7 +106,7 @@ impl TxState {
         if cursor < known.min(head) || cursor > head || head - cursor > self.backlog_max() {
             return Err(Reason::Hostile);
         }
-        self.frame_done.store(LEN as u32, Relaxed);
+        self.frame_done.store(num::small(LEN), Relaxed);
         self.drain_at.store(cursor, Relaxed);
         self.frame_cursor.store(NO_FRAME, Relaxed);
         self.record(m, cursor, takeover::PLAIN);
@@ -172,7 +173,7 @@ impl TxState {
         }
         self.frame_done.store(0, Relaxed);
         self.frame_kind.store(0, Relaxed);
-        self.frame_rest.store(rest as u32, Relaxed); // at most two rings
+        self.frame_rest.store(num::small(num::size(rest)), Relaxed); // at most two rings
         self.frame_cursor.store(cursor, Relaxed);
         self.drain_at.store(cursor, Relaxed);
         self.record(m, cursor, takeover::DOWN);
@@ -318,7 +319,7 @@ impl TxState {
             }
             .encode();
             match self.repeat(port, frame[done..].as_ptr(), LEN - done) {
-                Ok(Some(n)) => self.frame_done.store((done + n) as u32, Relaxed),
+                Ok(Some(n)) => self.frame_done.store(num::small(done + n), Relaxed),
                 Ok(None) => return Ok(Progress::Blocked),
                 // Shut down or dead. Everything is still on the ring.
                 Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)),

@@ -15,6 +15,7 @@ use crate::abi::{
 };
 use crate::half::mem::Memory;
 use crate::half::{Port, Progress};
+use crate::num;
 use crate::prim::fence;
 use crate::proto::frame::{Kind, LEN};
 use crate::proto::reason::Reason;
@@ -85,7 +86,7 @@ impl TxState {
             let tcp_pos = m.peer_rx().takeover_tcp_pos.load(Relaxed);
             self.tcp_pos.store(tcp_pos, Relaxed);
             self.error
-                .put(m.peer_rx().takeover_error.load(Relaxed) as i32);
+                .put(num::signed(m.peer_rx().takeover_error.load(Relaxed)));
             self.downs.fetch_add(1, Relaxed);
             // The daemon knows this; the word is stored all the same, so that this epoch is over for good.
             m.own_tx()
@@ -144,7 +145,7 @@ impl TxState {
             let w = m.peer_rx();
             w.takeover_tcp_pos
                 .store(self.tcp_pos.load(Relaxed), Relaxed);
-            w.takeover_error.store(self.error.get() as u32, Relaxed);
+            w.takeover_error.store(num::bits(self.error.get()), Relaxed);
             w.takeover
                 .store(TakeoverWord::new(epoch, takeover::DONE), Release); // as in `record`
         }
@@ -184,7 +185,7 @@ impl TxState {
         let before = w.loc[newest ^ 1].load(Relaxed);
         self.retired.store(before, Relaxed);
         self.peer_cursor.store(start, Relaxed);
-        self.frame_done.store(LEN as u32, Relaxed);
+        self.frame_done.store(num::small(LEN), Relaxed);
         self.mode.store(mode::RING, Relaxed);
         if self.loc.load(Relaxed).loc().is_none() || self.unread(m)? > self.backlog_max() {
             return Err(Reason::Hostile);
@@ -218,7 +219,7 @@ impl TxState {
                 if begun > rest || rest > self.backlog_max() {
                     return Err(Reason::Foreign);
                 }
-                self.frame_done.store(LEN as u32, Relaxed);
+                self.frame_done.store(num::small(LEN), Relaxed);
                 self.frame_cursor.store(NO_FRAME, Relaxed);
                 self.drain_at.store(cursor + begun, Relaxed);
                 self.tcp_pos.add(begun, Relaxed);
@@ -238,9 +239,9 @@ impl TxState {
             return Err(Reason::Foreign);
         }
         self.frame_kind.store(u32::from(kind == Kind::Fin), Relaxed);
-        self.frame_rest.store(rest as u32, Relaxed);
+        self.frame_rest.store(num::small(num::size(rest)), Relaxed);
         self.frame_cursor.store(cursor, Relaxed);
-        self.frame_done.store(done as u32, Relaxed);
+        self.frame_done.store(num::low32(done), Relaxed);
         self.drain_at.store(cursor + (begun - done), Relaxed);
         self.tcp_pos.add(begun, Relaxed);
         self.mode.store(mode::DRAIN, Relaxed);
@@ -255,7 +256,7 @@ impl TxState {
         if at > self.head.load(Relaxed) {
             return Err(Reason::Foreign);
         }
-        self.frame_done.store((done + frame) as u32, Relaxed);
+        self.frame_done.store(num::low32(done + frame), Relaxed);
         self.drain_at.store(at, Relaxed);
         self.tcp_pos.add(more, Relaxed);
         Ok(())
