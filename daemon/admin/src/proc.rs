@@ -1,6 +1,7 @@
 //! What `/proc` says of a process. It is read by number, so that a caller who must be certain asks for the start time
 //! before and after. Nothing here reads files that can be made to block (`cmdline`, `maps`).
 
+use lane::num;
 use rustix::io::Errno;
 use rustix::process::Pid;
 use std::path::{Path, PathBuf};
@@ -71,7 +72,7 @@ pub fn is_cramped(pid: u32) -> bool {
 pub fn now_ticks() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let hz = rustix::param::clock_ticks_per_second();
-    t.tv_sec as u64 * hz + t.tv_nsec as u64 * hz / 1_000_000_000
+    num::natural(t.tv_sec) * hz + num::natural(t.tv_nsec) * hz / 1_000_000_000
 }
 
 /// Every process that we see.

@@ -86,8 +86,9 @@ impl CompletionQueue for Cq {
         while got < max {
             let mut wcs = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
             let want = BATCH.min(max - got);
+            let room = i32::try_from(want).unwrap_or(i32::MAX);
             // SAFETY: a living queue, and room for `want` completions.
-            let n = unsafe { poll(self.0.raw.as_ptr(), want as i32, wcs[0].as_mut_ptr()) };
+            let n = unsafe { poll(self.0.raw.as_ptr(), room, wcs[0].as_mut_ptr()) };
             let n = match usize::try_from(n) {
                 Ok(n) => n.min(want),
                 // What was taken already is told first; the error will come again.

@@ -60,7 +60,7 @@ pub fn access(a: Access) -> c_int {
             ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
         }
     };
-    bits as c_int
+    bits.cast_signed()
 }
 
 pub fn qp_state(s: ibv_qp_state::Type) -> QpState {

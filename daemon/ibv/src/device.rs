@@ -234,7 +234,7 @@ impl verbs::Device<Ibv> for Device {
         } else {
             // SAFETY: all members of the union are numbers or pointers; the low 32 bits are read as
             // a number, which is only used for events whose element is a port.
-            unsafe { (*raw.as_ptr()).element.port_num as u32 }
+            unsafe { (*raw.as_ptr()).element.port_num.cast_unsigned() }
         };
         // SAFETY: the event from above, acknowledged once.
         unsafe { (lib.ibv_ack_async_event)(raw.as_mut_ptr()) };

@@ -24,6 +24,21 @@
 //! iWARP queue pairs are connected with librdmacm, see [`cm`]. While one connects it has a thread; one
 //! that is dropped meanwhile is freed by a thread, later, and counts as living until then.
 
+// `as` only where a lint exception says why. Tests may: what they lose, they notice.
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::as_ptr_cast_mut,
+        clippy::cast_lossless,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        clippy::ptr_as_ptr,
+        clippy::ref_as_ptr
+    )
+)]
+
 mod cm;
 mod completion;
 mod convert;

@@ -78,7 +78,7 @@ impl Qp {
         let mask = which.iter().fold(0, |m, w| m | w.0);
         // SAFETY: a living queue pair.
         check(unsafe {
-            (self.domain.context.lib.ibv_modify_qp)(self.raw.as_ptr(), attr, mask as i32)
+            (self.domain.context.lib.ibv_modify_qp)(self.raw.as_ptr(), attr, mask.cast_signed())
         })
     }
 
@@ -236,7 +236,7 @@ impl QueuePair for Qp {
         let mut a = no_attributes();
         // SAFETY: pointers and numbers only.
         let mut init: ibv_qp_init_attr = unsafe { zeroed() };
-        let mask = M::IBV_QP_STATE.0 as i32;
+        let mask = M::IBV_QP_STATE.0.cast_signed();
         // SAFETY: a living queue pair, and room for the answers.
         check(unsafe {
             (self.domain.context.lib.ibv_query_qp)(self.raw.as_ptr(), &mut a, mask, &mut init)
@@ -386,11 +386,12 @@ fn fill(r: &Request<'_>, inline_bytes: u32, wr: &mut ibv_send_wr, sge: &mut ibv_
             wr.opcode = ibv_wr_opcode::IBV_WR_SEND;
         }
         Op::Inline(bytes) => {
-            if bytes.len() > inline_bytes as usize {
+            let fits = |n: &u32| *n <= inline_bytes;
+            let Some(length) = u32::try_from(bytes.len()).ok().filter(fits) else {
                 return false;
-            }
+            };
             sge.addr = bytes.as_ptr() as u64;
-            sge.length = bytes.len() as u32;
+            sge.length = length;
             wr.opcode = ibv_wr_opcode::IBV_WR_SEND;
             let flags = ibv_send_flags::IBV_SEND_INLINE.0 | ibv_send_flags::IBV_SEND_SOLICITED.0;
             wr.send_flags |= flags;

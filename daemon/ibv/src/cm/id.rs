@@ -18,6 +18,10 @@ const BACKLOG: c_int = 4;
 /// Bytes that a connecting end shows.
 pub const DATA: usize = 12;
 
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "numbers of address families are small, and an `int` in C's constants alone"
+)]
 fn to_sockaddr(ip: IpAddr, port: u16) -> libc::sockaddr_storage {
     // SAFETY: numbers only.
     let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
@@ -219,7 +223,7 @@ fn parameters(qpn: u32, data: &[u8]) -> rdma_conn_param {
         } else {
             data.as_ptr().cast()
         },
-        private_data_len: data.len() as u8,
+        private_data_len: u8::try_from(data.len()).unwrap_or(u8::MAX),
         // We never read, but some devices begin a connection with an empty read of their own.
         responder_resources: 1,
         initiator_depth: 1,

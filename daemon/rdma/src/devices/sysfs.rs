@@ -1,6 +1,7 @@
 //! Reading `/sys/class/infiniband`.
 
 use crate::verbs::{DeviceId, Gid, GidEntry, GidKind, LinkLayer, PortState, Transport};
+use lane::num;
 use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
@@ -222,7 +223,7 @@ fn interface(device: &Path, port: u8) -> Option<String> {
 /// IP addresses in the form of a GID table.
 fn addresses(all: Vec<IpAddr>, netdev: Option<&str>) -> Vec<GidEntry> {
     let entry = |(i, ip): (usize, IpAddr)| GidEntry {
-        index: i as u32,
+        index: num::small(i),
         gid: Gid::from(ip),
         kind: GidKind::Address,
         netdev: netdev.map(str::to_owned),
@@ -284,6 +285,11 @@ fn state(text: &str) -> PortState {
 }
 
 /// `2.5 Gb/sec (1X SDR)` as megabits per second.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the rate is positive, and less than 2^32 in megabits"
+)]
 fn rate(text: &str) -> Option<u32> {
     let gigabits: f64 = text.split(' ').next()?.parse().ok()?;
     (gigabits > 0.0 && gigabits < 1e6).then_some((gigabits * 1000.0) as u32)

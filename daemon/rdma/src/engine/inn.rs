@@ -2,6 +2,7 @@
 
 use crate::wire::Place;
 use lane::abi::{Cursor, Epoch, Loc, RxWord, TxPhase};
+use lane::num;
 use std::collections::VecDeque;
 
 /// A ring in our memory, with the number that the peer gave it.
@@ -75,7 +76,9 @@ impl In {
     }
 
     pub(super) fn ring_numbered(&self, low: u8) -> Option<usize> {
-        self.rings.iter().position(|r| r.number as u8 == low)
+        self.rings
+            .iter()
+            .position(|r| num::low8(r.number.into()) == low)
     }
 
     /// Up to which head may the application be shown? Until it has changed its cursor word from the value of an

@@ -5,6 +5,7 @@ use super::inn::In;
 use super::out::Out;
 use super::LaneId;
 use lane::abi::Epoch;
+use lane::num;
 
 /// Number of epochs in one use of a lane slot: `base + 1` to `base + EPOCHS`.
 pub(super) const EPOCHS: u32 = 0xffff;
@@ -144,7 +145,7 @@ impl Lanes {
                     lane: None,
                     taken: false,
                 });
-                self.places.len() as u32 - 1
+                num::small(self.places.len()) - 1
             }
             None => return None,
         };
@@ -198,7 +199,7 @@ impl Lanes {
     pub(super) fn each(&mut self, mut f: impl FnMut(LaneId, &mut Lane)) {
         for (i, p) in self.places.iter_mut().enumerate() {
             if let Some(lane) = p.lane.as_deref_mut() {
-                f(p.uses << INDEX_BITS | i as u32, lane);
+                f(p.uses << INDEX_BITS | num::small(i), lane);
             }
         }
     }

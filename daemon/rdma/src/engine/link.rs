@@ -9,6 +9,7 @@ use super::api::{Config, Rail};
 use super::request::{Load, What};
 use crate::verbs::*;
 use crate::wire::{Body, Key, LinkEnd, Malformed, Message, DATA_MAX, LEN};
+use lane::num;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -126,7 +127,7 @@ impl<P: Provider> Link<P> {
         let caps = |inline: usize| QpCaps {
             send_requests: sends,
             recv_buffers: u32::from(depth),
-            inline_bytes: inline as u32,
+            inline_bytes: num::small(inline),
         };
         // Devices that accept no larger inline messages get small pieces as writes, like all others.
         let qp = pd
@@ -241,7 +242,7 @@ impl<P: Provider> Link<P> {
     fn post_recv(&mut self, slot: u16) -> Result<(), PostError> {
         let buffer = self
             .recv_mr
-            .sge(u64::from(slot) * SLOT as u64, SLOT as u32)
+            .sge(u64::from(slot) * SLOT as u64, num::small(SLOT))
             .ok_or(PostError {
                 accepted: 0,
                 error: Error::Invalid,
@@ -293,12 +294,14 @@ impl<P: Provider> Link<P> {
             self.local_wr = c.wr_id + 1;
             return Outcome::Done(match self.local_ack_only {
                 true => self.settle(),
-                false => (n as usize + 1).min(self.sent.len()),
+                false => (num::size(n) + 1).min(self.sent.len()),
             });
         }
         self.heard = now;
         self.asked = None;
-        let slot = (c.wr_id & !RECV) as u16;
+        let Ok(slot) = u16::try_from(c.wr_id & !RECV) else {
+            return Outcome::Broken("a message in no buffer of ours");
+        };
         let mut whole = [0; SLOT];
         let Some(b) = whole.get_mut(..c.bytes as usize) else {
             return Outcome::Broken("a message of a wrong length");
@@ -339,7 +342,7 @@ impl<P: Provider> Link<P> {
 
     /// Number of requests at the front that both devices are done with.
     fn settle(&mut self) -> usize {
-        let local = self.local_wr.saturating_sub(self.first_wr) as usize;
+        let local = num::size(self.local_wr.saturating_sub(self.first_wr));
         let message = |(_, w): &(usize, &What)| !matches!(w, What::Write { .. });
         let done = self.sent.iter().take(local).enumerate().filter(message);
         let mut n = 0;

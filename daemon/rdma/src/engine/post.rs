@@ -13,6 +13,7 @@ use super::{Host, LaneId, LinkId, Pair};
 use crate::verbs::{MemoryRegion, Provider};
 use crate::wire::{flag, Body, Cdc};
 use lane::abi::Cursor;
+use lane::num;
 
 /// A lane may post this many times its budget while no other lane waits for its turn.
 const ALONE: u64 = 4;
@@ -184,7 +185,7 @@ impl<P: Provider> Pair<P> {
                 self.fail_link(no, "a request could not be posted");
                 return said;
             }
-            lane.under_way += load.writes.len() as u32 + 1;
+            lane.under_way += num::small(load.writes.len()) + 1;
             self.posted(lane, &body);
             said = true;
             if matches!(body, Body::Cdc(_)) {
@@ -274,7 +275,7 @@ impl<P: Provider> Pair<P> {
             lane: id,
             head: lane.out.announced,
             epoch: lane.out.epoch,
-            inlined: load.data.len() as u32,
+            inlined: num::small(load.data.len()),
         };
         Some((self.snapshot(lane), what, load))
     }
@@ -291,7 +292,7 @@ impl<P: Provider> Pair<P> {
         }
         Some(Body::Ring {
             moves: r.number,
-            log2: r.loc.log2 as u8,
+            log2: num::low8(r.loc.log2.into()),
             from: r.from,
         })
     }
@@ -308,8 +309,8 @@ impl<P: Provider> Pair<P> {
             return None;
         }
         let memory = &self.local(lane, ring)?.memory;
-        let [a, b] = ring.loc.pieces(at, n as usize)?;
-        let mut data = vec![0; n as usize];
+        let [a, b] = ring.loc.pieces(at, num::size(n))?;
+        let mut data = vec![0; num::size(n)];
         let (first, second) = data.split_at_mut(a.len());
         let read = memory.read(a.start, first) && memory.read(b.start, second);
         read.then_some(data)
@@ -363,7 +364,10 @@ impl<P: Provider> Pair<P> {
         let key = (*link.keys.get(&place.region)?)?;
         let inside = place.offset.checked_add(ring.size())? <= key.len;
         let mr = self.local(lane, ring)?.mrs.get(&link.rail)?;
-        let local = mr.sge(u64::from(ring.loc.page) * 4096 + offset, n as u32)?;
+        let local = mr.sge(
+            u64::from(ring.loc.page) * 4096 + offset,
+            u32::try_from(n).ok()?,
+        )?;
         let remote = key.addr.checked_add(place.offset)?.checked_add(offset)?;
         let write = Write {
             local,
@@ -408,7 +412,7 @@ impl<P: Provider> Pair<P> {
             rx_epoch: i.word.epoch(),
             rx_flags: i.word.flags(),
             flags,
-            moves: o.ring_of(o.announced) as u8,
+            moves: num::low8(o.ring_of(o.announced).into()),
             acked_moves: i.number,
         })
     }

@@ -2,6 +2,7 @@
 
 use super::Inner;
 use crate::verbs::{Completion, Opcode, QpCaps, RecvBuffer, Sge, Status};
+use lane::num;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 
@@ -340,7 +341,7 @@ impl Inner {
         unsafe {
             std::ptr::copy_nonoverlapping(data.as_ptr(), at as *mut u8, data.len());
         }
-        let n = data.len() as u32;
+        let n = num::small(data.len());
         let c = completion(buffer.wr_id, Status::Success, Opcode::Recv, qpn, n);
         self.complete(recv_cq, c);
         Some(true)
@@ -435,7 +436,7 @@ impl Inner {
             .filter(|p| !p.landed)
             .map_while(|p| p.packet)
             .collect();
-        let some = self.rng.below(packets.len() as u64 + 1) as usize;
+        let some = num::size(self.rng.below(packets.len() as u64 + 1));
         let mut at = self.now;
         for packet in packets.into_iter().take(some) {
             at += 1 + self.rng.below(self.faults.late_ns.max(1));

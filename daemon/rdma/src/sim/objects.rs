@@ -3,6 +3,7 @@
 use super::net::{Posted, QpState, Work};
 use super::{CqState, Inner, MrState, World};
 use crate::verbs::*;
+use lane::num;
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
@@ -88,7 +89,12 @@ impl Inner {
 impl Node {
     /// Address of this node's port on a rail.
     pub fn gid(&self, rail: usize) -> Gid {
-        Gid::from(Ipv4Addr::new(10, rail as u8, 0, self.node as u8 + 1))
+        Gid::from(Ipv4Addr::new(
+            10,
+            num::tiny(rail),
+            0,
+            num::tiny(self.node) + 1,
+        ))
     }
 }
 
@@ -365,7 +371,7 @@ use crate::verbs::QpState as QpStateName;
 
 /// The port on which a queue pair listens.
 fn port(qpn: u32) -> u16 {
-    qpn as u16 | 1
+    num::low16(qpn.into()) | 1
 }
 
 impl QueuePair for Qp {

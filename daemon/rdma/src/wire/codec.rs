@@ -2,6 +2,7 @@
 
 use super::{Body, Cdc, Key, LinkEnd, Malformed, Message, Place, DATA_MAX, LEN};
 use lane::abi::{tx, Cursor, Epoch, RxFlags, TcpPos, TxPhase};
+use lane::num;
 
 const REPLY: u8 = 1;
 const NONE: u8 = 2;
@@ -128,7 +129,7 @@ impl Message {
     pub fn encode(&self) -> [u8; LEN] {
         let mut w = Writer([0; LEN]);
         w.0[0] = self.body.kind();
-        w.0[1] = LEN as u8;
+        w.0[1] = num::tiny(LEN);
         w.put(2, self.seq.to_be_bytes());
         w.put(4, self.token.to_be_bytes());
         w.put(40, self.credits.to_be_bytes());
