@@ -5,6 +5,20 @@
 //! It trusts no shim and no peer: every decision is based on what it reads from the kernel.
 
 #![warn(unreachable_pub)]
+// `as` only where a lint exception says why. Tests may: what they lose, they notice.
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::as_ptr_cast_mut,
+        clippy::cast_lossless,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        clippy::ptr_as_ptr,
+        clippy::ref_as_ptr
+    )
+)]
 
 mod admin;
 pub mod clients;

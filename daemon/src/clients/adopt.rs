@@ -18,6 +18,7 @@ use crate::os::memfd::{self, Ident};
 use crate::os::process::ProcId;
 use crate::os::random::random;
 use lane::family::{Home, TABLE_BYTES};
+use lane::num;
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -62,7 +63,7 @@ pub(crate) fn identity(dir: &Path, lock: &OwnedFd) -> Option<Home> {
     let number = match rustix::io::pread(lock, &mut kept, 0) {
         Ok(4) if kept != [0; 4] => u32::from_ne_bytes(kept),
         _ => {
-            let new = (random() as u32).max(1);
+            let new = num::low32(random()).max(1);
             rustix::io::pwrite(lock, &new.to_ne_bytes(), 0).ok()?;
             new
         }

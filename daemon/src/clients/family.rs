@@ -7,6 +7,7 @@
 use crate::os::fds::Foreign;
 use crate::os::memfd::Ident;
 use lane::family::{Conn, Header, Home, Stats, Table, View, CONNS, MAGIC};
+use lane::num;
 use std::mem::{offset_of, size_of, MaybeUninit};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -101,7 +102,7 @@ impl Family {
         let views = first.iter().zip(&second).enumerate().map(|(i, (a, b))| {
             // The second copy began after the first had ended: if the generation is the same in
             // both, everything in the first belongs to it.
-            same(a, b).then(|| a.view((at + i) as u32)).flatten()
+            same(a, b).then(|| a.view(num::small(at + i))).flatten()
         });
         views.flatten().collect()
     }

@@ -9,6 +9,7 @@ use crate::lanes::inherited::Inheritance;
 use crate::lanes::unseen::{Held, Idle};
 use crate::nodes::peers::pairing::Paired;
 use crate::os::fds::Foreign;
+use lane::num;
 use lane::proto::msg::ToShim;
 use lane::proto::reason::Reason;
 use std::collections::{HashMap, VecDeque};
@@ -172,8 +173,8 @@ impl<V: Provider> Core<V> {
         };
         let other = ConnRef {
             client: remote,
-            conn: p.pair as u32,
-            gen: (p.pair >> 32) as u32,
+            conn: num::low32(p.pair),
+            gen: num::low32(p.pair >> 32),
         };
         let ends = [p.who, other];
         let mut out = Out::default();

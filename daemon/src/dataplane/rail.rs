@@ -31,6 +31,7 @@ use area::DaemonArea;
 use crossbeam::channel::{Receiver, Sender};
 use devices::{Devices, News};
 use incarnation::Node;
+use lane::num;
 use lane::proto::msg::ToShim;
 use lane::proto::reason::Reason;
 use lanes::Lane;
@@ -191,7 +192,7 @@ impl<V: Provider> Rails<V> {
             tracing::info!("no libibverbs: connections to other nodes stay on TCP");
         }
         let node = |(n, name): (usize, Name)| {
-            let node = Node::new(n as u32, *own < name, &system);
+            let node = Node::new(num::small(n), *own < name, &system);
             (name, node)
         };
         let nodes: BTreeMap<Name, Node<V>> = peers.enumerate().map(node).collect();

@@ -12,6 +12,7 @@
 use crate::dataplane::rail::waker::{drain, Woken, ALARM};
 use crate::dataplane::rail::Rails;
 use crate::os::system::System;
+use lane::num;
 use parking_lot::{FairMutex, FairMutexGuard};
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
@@ -122,8 +123,8 @@ impl Alarm {
         let value = Itimerspec {
             it_interval: Timespec::default(),
             it_value: Timespec {
-                tv_sec: (at / 1_000_000_000) as _,
-                tv_nsec: (at % 1_000_000_000) as _,
+                tv_sec: num::long(at / 1_000_000_000),
+                tv_nsec: num::long(at % 1_000_000_000),
             },
         };
         let flags = TimerfdTimerFlags::ABSTIME;

@@ -19,6 +19,7 @@ use crate::clients::limits::Cgroup;
 use crate::os::memfd;
 use crate::os::system::Clock;
 use lane::abi::{EPOCHS, LANES};
+use lane::num;
 use lane::proto::msg::ToShim;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -255,7 +256,7 @@ impl LinkGroups {
                     let fds = vec![Arc::new(bell), s.first.fd.clone()];
                     let msg = ToShim::GroupNew {
                         group: id,
-                        side: side as u8,
+                        side: num::tiny(side),
                         bytes: area,
                         remote: u8::from(remote),
                     };
@@ -363,7 +364,7 @@ impl LinkGroups {
         let pair = (group.sides[0].client, group.sides[1].client);
         group.failed = true;
         self.failures.insert(pair, self.clock.now());
-        for slot in 0..group.slots.len() as u32 {
+        for slot in 0..num::small(group.slots.len()) {
             self.abandon(id, slot, out);
             self.lane_refused(from, id, side, slot, out)?;
         }
@@ -391,10 +392,17 @@ impl LinkGroups {
                 continue;
             };
             for side in (0..2).filter(|s| l.sides[*s].client == client) {
-                share(*id, side as u8, client, 0, &l.sides[1 - side].first, out);
-                let more = (FURTHER as u32..).zip(&l.sides[side].more);
+                share(
+                    *id,
+                    num::tiny(side),
+                    client,
+                    0,
+                    &l.sides[1 - side].first,
+                    out,
+                );
+                let more = (num::small(FURTHER)..).zip(&l.sides[side].more);
                 for (n, _) in more.filter(|(_, c)| c.stage == Stage::Shared) {
-                    ready(*id, side as u8, client, n, out);
+                    ready(*id, num::tiny(side), client, n, out);
                 }
             }
         }
@@ -481,7 +489,7 @@ impl LinkGroups {
     fn tear_down(&mut self, id: u64, dead: Option<ClientId>, out: &mut Out) {
         let slots = self.groups.get(&id).map_or(0, |l| l.slots.len());
         for slot in 0..slots {
-            self.abandon(id, slot as u32, out);
+            self.abandon(id, num::small(slot), out);
         }
         let Some(group) = self.groups.remove(&id) else {
             return;
@@ -513,7 +521,7 @@ impl LinkGroups {
                     s.client,
                     ToShim::PeerGone {
                         group: id,
-                        side: side as u8,
+                        side: num::tiny(side),
                     },
                     vec![],
                 );

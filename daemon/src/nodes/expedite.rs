@@ -12,6 +12,7 @@ use crate::clients::view::{self, Entry, Snapshot};
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::pairing::Asked;
 use crate::os::tcp;
+use lane::num;
 use lane::proto::msg::op;
 use lane::proto::reason::Reason;
 use std::collections::{HashMap, HashSet};
@@ -230,7 +231,7 @@ impl<'a> Unnamed<'a> {
             Some(Found {
                 client: h.client,
                 conn: descriptor_of(h.pid, inode)?,
-                gen: inode as u32,
+                gen: num::low32(inode),
                 op: op::EAGER_FD,
             })
         })

@@ -13,6 +13,7 @@ pub(crate) mod pairing;
 
 use cut::Cut;
 use directory::{Directory, Name, Owner};
+use lane::num;
 use lane::proto::reason::Reason;
 use msg::{CloseReason, Msg};
 use pairing::Pairing;
@@ -31,7 +32,7 @@ const REFUSED: usize = 32;
 /// Seconds since 1970.
 pub fn now() -> i64 {
     let t = SystemTime::now().duration_since(UNIX_EPOCH);
-    t.map_or(0, |d| d.as_secs() as i64)
+    t.map_or(0, |d| num::long(d.as_secs()))
 }
 
 /// A channel as the core knows it.

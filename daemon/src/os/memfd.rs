@@ -1,5 +1,6 @@
 //! Memory that the daemon makes for shims, and the check of memory that a shim made.
 
+use lane::num;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
@@ -37,7 +38,7 @@ pub fn seal(fd: &OwnedFd) -> Result<(), Errno> {
 
 /// Bytes of memory that are really in use.
 pub fn touched(fd: &OwnedFd) -> u64 {
-    rustix::fs::fstat(fd).map_or(0, |s| s.st_blocks.max(0) as u64 * 512)
+    rustix::fs::fstat(fd).map_or(0, |s| num::natural(s.st_blocks) * 512)
 }
 
 /// Identity of a memory file.
@@ -56,7 +57,7 @@ pub fn check_fixed(fd: impl AsFd, bytes: usize) -> Option<Ident> {
         return None;
     }
     let s = rustix::fs::fstat(&fd).ok()?;
-    (s.st_size == bytes as i64).then_some(Ident {
+    (usize::try_from(s.st_size) == Ok(bytes)).then_some(Ident {
         dev: s.st_dev,
         ino: s.st_ino,
     })

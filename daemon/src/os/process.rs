@@ -2,6 +2,7 @@
 //! trusts what the process says about itself.
 
 use crate::os::sockopt;
+use lane::num;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -51,13 +52,13 @@ impl Process {
             Err(_) => {
                 let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
                     .map_err(|_| Error::Gone)?;
-                if proc::start_time(cred.pid as u32).is_none_or(|t| t > accepted) {
+                if proc::start_time(num::bits(cred.pid)).is_none_or(|t| t > accepted) {
                     return Err(Error::Gone);
                 }
                 fd
             }
         };
-        let pid = cred.pid as u32;
+        let pid = num::bits(cred.pid);
         let mut process = Process {
             id: ProcId {
                 pid,

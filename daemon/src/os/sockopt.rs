@@ -1,5 +1,6 @@
 //! `getsockopt` for the options that the crates in use do not know. The only place that calls it.
 
+use lane::num;
 use lane::os::{position, TcpCounts, TcpInfo};
 use rustix::io::Errno;
 use std::cell::Cell;
@@ -24,7 +25,7 @@ unsafe impl Plain for Cred {}
 pub fn get<T: Plain>(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<(T, usize), Errno> {
     // SAFETY: any bit pattern is a valid value (`Plain`).
     let mut v: T = unsafe { std::mem::zeroed() };
-    let mut len = std::mem::size_of::<T>() as libc::socklen_t;
+    let mut len = num::small(std::mem::size_of::<T>());
     // SAFETY: `v` is writable for `len` bytes and takes any bytes (`Plain`); `len` is in and out.
     let r = unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut v).cast(), &mut len) };
     if r != 0 {
@@ -80,7 +81,7 @@ pub fn tcp_position(fd: BorrowedFd<'_>) -> Result<TcpCounts, Errno> {
         let mut n = 0i32;
         // SAFETY: both calls write one int.
         if unsafe { libc::ioctl(fd.as_raw_fd(), what, &mut n) } == 0 {
-            return Some(n.max(0) as u64);
+            return Some(u64::try_from(n).unwrap_or(0));
         }
         let e = std::io::Error::last_os_error();
         told(Errno::from_io_error(&e).unwrap_or(Errno::INVAL));

@@ -3,6 +3,7 @@
 //! have an implementation of their own.
 
 use crate::os::{random, sockopt};
+use lane::num;
 use rustix::net::SendFlags;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ pub struct Machine;
 impl System for Machine {
     fn now(&self) -> u64 {
         let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+        num::natural(t.tv_sec) * 1_000_000_000 + num::natural(t.tv_nsec)
     }
 
     /// On the runtime's blocking pool: inside the runtime only.

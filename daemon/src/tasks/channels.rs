@@ -149,7 +149,7 @@ async fn watch(ctx: Rc<Context>, mut stamps: tls::Stamps) {
 
 /// A random time between half of `d` and all of it, so that nodes do not connect at the same moment.
 fn jitter(d: Duration) -> Duration {
-    let half = d.as_millis() as u64 / 2;
+    let half = u64::try_from(d.as_millis()).unwrap_or(u64::MAX) / 2;
     Duration::from_millis(half + random() % (half + 1))
 }
 

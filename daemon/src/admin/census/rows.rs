@@ -8,6 +8,7 @@ use crate::clients::ids::ClientId;
 use crate::clients::view::{self, Entry, Holder, Snapshot};
 use crate::os::tcp;
 use lane::family::{flag, state, View, CONNS};
+use lane::num;
 use lane::proto::reason::Reason;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -372,7 +373,7 @@ fn reason(v: &View, connected: bool, waits: bool, tcp: Option<&tcp::Socket>, now
 /// The clock of `Conn::not_before_ms`.
 fn now_ms() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    t.tv_sec as u64 * 1000 + t.tv_nsec as u64 / 1_000_000
+    num::natural(t.tv_sec) * 1000 + num::natural(t.tv_nsec) / 1_000_000
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use lane::abi::{
 };
 use lane::half::{Area, Memory as LaneMemory};
 use lane::notify;
+use lane::num;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -156,7 +157,7 @@ pub(super) struct Rings {
 impl Rings {
     pub(super) fn chunk(&mut self, n: u32, bytes: usize) {
         if n > 0 && self.chunks.iter().all(|c| c.0 != n) {
-            self.chunks.push((n, (bytes / 4096) as u32, 0));
+            self.chunks.push((n, num::small(bytes / 4096), 0));
         }
     }
 

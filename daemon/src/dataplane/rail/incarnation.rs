@@ -6,6 +6,7 @@ use super::{Effect, Host, Key, Rails};
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::msg::Msg;
 use crate::os::system::System;
+use lane::num;
 use lane::proto::reason::Reason;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -49,7 +50,10 @@ pub(super) struct Node<V: Provider> {
 
 fn new_pair<V: Provider>(first: bool, system: &Arc<dyn System>) -> Pair<V> {
     let system = system.clone();
-    Pair::new(Config::new(first), Box::new(move || system.random() as u32))
+    Pair::new(
+        Config::new(first),
+        Box::new(move || num::low32(system.random())),
+    )
 }
 
 impl<V: Provider> Node<V> {

@@ -2,6 +2,7 @@
 
 use super::Rails;
 use lane::notify::doorbell::Drained;
+use lane::num;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
@@ -95,7 +96,7 @@ impl<V: Provider> Rails<V> {
         };
         for e in ready {
             let data = e.data.u64();
-            let (node, low) = ((data >> 32) as u32 & 0xff_ffff, data as u32);
+            let (node, low) = ((data >> 32) as u32 & 0xff_ffff, num::low32(data));
             match data & KIND {
                 QUEUE => {
                     let of = self.nodes.values_mut().find(|n| n.number == node);
@@ -103,7 +104,10 @@ impl<V: Provider> Rails<V> {
                 }
                 BELL => {
                     // Numbers of this daemon's link groups differ in their lower half.
-                    let of = self.groups.iter().find(|(group, _)| **group as u32 == low);
+                    let of = self
+                        .groups
+                        .iter()
+                        .find(|(group, _)| num::low32(**group) == low);
                     let Some((_, b)) = of else { continue };
                     if lane::notify::doorbell::drain(b.bell.as_fd()) == Drained::Gone {
                         // The hung-up doorbell would wake us for ever; what happens to the link group is learned in
@@ -150,5 +154,5 @@ pub(crate) fn add(set: &OwnedFd, fd: RawFd, data: u64) {
 
 /// Adds the doorbell of a link group, which stays in the set as long as the link group.
 pub(super) fn watch_bell(set: &OwnedFd, bell: BorrowedFd<'_>, group: u64) {
-    add(set, bell.as_raw_fd(), BELL | u64::from(group as u32));
+    add(set, bell.as_raw_fd(), BELL | u64::from(num::low32(group)));
 }

@@ -3,6 +3,7 @@
 
 use crate::os::memfd;
 use lane::abi::{CHUNK_BYTES, CONTROL_BYTES, LANES, REMOTE_CHUNK_BYTES};
+use lane::num;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -78,7 +79,7 @@ pub(super) fn make_chunk(
         h.extend_from_slice(&u32::from(lane::VERSION).to_ne_bytes());
         h.extend_from_slice(&u32::from(side).to_ne_bytes());
         h.extend_from_slice(&id.to_ne_bytes());
-        h.extend_from_slice(&(LANES as u32).to_ne_bytes());
+        h.extend_from_slice(&num::small(LANES).to_ne_bytes());
         rustix::io::pwrite(&fd, &h, 0)?;
     }
     Ok(Chunk {

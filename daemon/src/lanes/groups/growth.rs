@@ -4,6 +4,7 @@ use super::area::{chunk_bytes, make_chunk, Chunk, Stage};
 use super::{LinkGroups, Out, Side, Violation, FURTHER};
 use crate::clients::ids::ClientId;
 use lane::abi::CHUNKS;
+use lane::num;
 use lane::proto::msg::ToShim;
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ impl LinkGroups {
             return Err(Violation("mapped a peer chunk it was not given"));
         }
         c.stage = Stage::Shared;
-        ready(id, owner as u8, client, n, out);
+        ready(id, num::tiny(owner), client, n, out);
         Ok(())
     }
 
@@ -55,7 +56,7 @@ impl LinkGroups {
         let bytes = chunk_bytes(remote) as u64;
         let peer = group.sides[1 - usize::from(side)].client;
         let s = &mut group.sides[usize::from(side)];
-        let number = |k: usize| (FURTHER + k) as u32;
+        let number = |k: usize| num::small(FURTHER + k);
         let growing = s.more.iter().position(|c| c.stage != Stage::Shared);
         if let Some(k) = growing {
             // A remote client is this daemon, which maps what it is given: it is sent nothing again.

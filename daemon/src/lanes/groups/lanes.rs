@@ -6,6 +6,7 @@ use super::{LinkGroup, LinkGroups, Out, Refused, Slot, Use, Violation};
 use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::limits::Cgroup;
 use lane::abi::Epoch;
+use lane::num;
 use lane::proto::msg::ToShim;
 use std::sync::Arc;
 
@@ -73,14 +74,16 @@ impl LinkGroups {
             told: [false; 2],
         });
         for (side, e) in ends.iter().enumerate() {
-            self.by_conn
-                .insert((e.client, e.conn, e.gen), (id, slot as u32, side as u8));
+            self.by_conn.insert(
+                (e.client, e.conn, e.gen),
+                (id, num::small(slot), num::tiny(side)),
+            );
         }
         self.lanes += 1;
         if group.ready {
             offer(id, group, slot, out);
         }
-        Ok((id, slot as u32, group.slots[slot].uses))
+        Ok((id, num::small(slot), group.slots[slot].uses))
     }
 
     /// The remote node has a lane for the connection of `who`, too. From here on both nodes count the uses of their
@@ -285,8 +288,8 @@ fn offer_msg(id: u64, group: &LinkGroup, slot: usize, side: usize) -> Option<ToS
     let u = s.now.as_ref()?;
     Some(ToShim::Offer {
         group: id,
-        side: side as u8,
-        lane: slot as u32,
+        side: num::tiny(side),
+        lane: num::small(slot),
         conn: u.ends[side].conn,
         gen: u.ends[side].gen,
         epoch: Epoch::base(s.uses),

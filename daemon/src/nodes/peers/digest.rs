@@ -8,6 +8,7 @@
 //! be sent back as the answer.
 
 use super::msg::Digest;
+use lane::num;
 use ring::hmac;
 
 /// Label of the exporter (RFC 8446, 7.5).
@@ -25,7 +26,7 @@ impl Key {
     /// The digest that node `sender` sends about an end with these numbers.
     pub fn digest(&self, sender: &str, snd: u32, rcv: u32) -> Digest {
         let mut c = hmac::Context::with_key(&self.0);
-        c.update(&(sender.len() as u32).to_be_bytes());
+        c.update(&num::small(sender.len()).to_be_bytes());
         c.update(sender.as_bytes());
         c.update(&snd.to_be_bytes());
         c.update(&rcv.to_be_bytes());

@@ -10,6 +10,7 @@ use crate::nodes::peers::directory::{Name, Peer};
 use crate::nodes::peers::msg::{CloseReason, Frames, Msg, MIN_VERSION, VERSION};
 use crate::nodes::peers::{pairing, Accepted};
 use bytes::BytesMut;
+use lane::num;
 use lane::proto::reason::Reason;
 use rustls::pki_types::{CertificateDer, ServerName};
 use std::net::SocketAddr;
@@ -81,7 +82,7 @@ pub(crate) fn hello(ctx: &Context) -> Msg {
         node: ctx.own.to_string(),
         incarnation: ctx.incarnation,
         release: env!("CARGO_PKG_VERSION").into(),
-        lookups: pairing::LOOKUPS_MAX as u32,
+        lookups: num::small(pairing::LOOKUPS_MAX),
     }
 }
 
