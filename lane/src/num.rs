@@ -55,7 +55,7 @@ pub const fn tiny(n: usize) -> u8 {
     }
 }
 
-/// A number of bytes, descriptors or milliseconds for a C function; more than fit are the largest number.
+/// A number of bytes or descriptors for a C function; more than fit are the largest number.
 #[inline(always)]
 pub const fn int(n: u64) -> i32 {
     if n > i32::MAX as u64 {
@@ -65,7 +65,17 @@ pub const fn int(n: u64) -> i32 {
     }
 }
 
-/// The same in 64 bits.
+/// A time-out in milliseconds for a C function; a negative one is none. What is longer than fits becomes the longest.
+#[inline(always)]
+pub const fn millis(n: i64) -> i32 {
+    if n < 0 {
+        -1
+    } else {
+        int(n as u64)
+    }
+}
+
+/// As [`int`], in 64 bits.
 #[inline(always)]
 pub const fn long(n: u64) -> i64 {
     if n > i64::MAX as u64 {
@@ -103,9 +113,9 @@ pub const fn signed(n: u32) -> i32 {
     n as i32
 }
 
-/// For a call to return that it has moved `n` bytes. They lie in memory, so the number fits: no object is larger.
+/// A number of bytes as C functions return it. The bytes lie in memory, so the number fits: no object is larger.
 #[inline(always)]
-pub const fn moved(n: usize) -> isize {
+pub const fn ssize(n: usize) -> isize {
     n as isize
 }
 
@@ -131,6 +141,8 @@ mod tests {
         assert_eq!((natural(7), natural(-1)), (7, 0));
         assert_eq!((count(7), count(-1)), (7, 0));
         assert_eq!((bits(-1), signed(u32::MAX)), (u32::MAX, -1));
-        assert_eq!((moved(7), word(7), word(-1)), (7, 7, usize::MAX));
+        assert_eq!((ssize(7), word(7), word(-1)), (7, 7, usize::MAX));
+        assert_eq!((millis(7), millis(-1)), (7, -1));
+        assert_eq!((millis(1 << 32), millis(i64::MIN)), (i32::MAX, -1));
     }
 }

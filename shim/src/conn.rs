@@ -23,6 +23,7 @@ use crate::tcp::*;
 use crate::{daemon, sets};
 use call::Call;
 use core::sync::atomic::Ordering::*;
+use lane::num;
 use libc::iovec;
 
 /// Minimal microseconds between two looks at TCP by threads that find the ring empty.
@@ -48,7 +49,7 @@ pub fn outstanding(i: u32) -> i32 {
     let Some(_g) = lock::lock(&c.tx.lock) else {
         return 0;
     };
-    c.tx.outstanding(&m).min(i32::MAX as u64) as i32
+    num::int(c.tx.outstanding(&m))
 }
 
 /// The application has set the size of a buffer: threads that wait for room look again.

@@ -21,6 +21,7 @@ use crate::state::groups::{self, LinkGroup};
 use crate::state::{fdtab, table};
 use crate::sys::{self, lock, pids};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use lane::num;
 use lane::proto::msg::{ToDaemon, ToShim, MAX};
 use lane::proto::reason::Reason;
 use std::sync::OnceLock;
@@ -339,7 +340,7 @@ pub fn lane_done(group: &LinkGroup, lane: u32) {
 pub fn lane_left(group: &LinkGroup, lane: u32) {
     let m = ToDaemon::LaneRefused {
         group: group.id.load(Relaxed),
-        side: group.side.load(Relaxed) as u8,
+        side: num::low8(group.side.load(Relaxed).into()),
         lane,
     };
     if send(&m, &[]).is_err() {
@@ -356,7 +357,7 @@ pub fn settle() -> bool {
 fn tell_done(group: &LinkGroup, lane: u32) -> bool {
     let m = ToDaemon::LaneDone {
         group: group.id.load(Relaxed),
-        side: group.side.load(Relaxed) as u8,
+        side: num::low8(group.side.load(Relaxed).into()),
         lane,
     };
     send(&m, &[]).is_ok()
@@ -366,7 +367,7 @@ fn tell_done(group: &LinkGroup, lane: u32) -> bool {
 pub fn lane_held(group: &LinkGroup, lane: u32, fd: i32) -> bool {
     let m = ToDaemon::LaneHeld {
         group: group.id.load(Relaxed),
-        side: group.side.load(Relaxed) as u8,
+        side: num::low8(group.side.load(Relaxed).into()),
         lane,
     };
     send(&m, &[fd]).is_ok()
@@ -376,7 +377,7 @@ pub fn lane_held(group: &LinkGroup, lane: u32, fd: i32) -> bool {
 pub fn lane_shut(group: &LinkGroup, lane: u32) -> bool {
     let m = ToDaemon::LaneShut {
         group: group.id.load(Relaxed),
-        side: group.side.load(Relaxed) as u8,
+        side: num::low8(group.side.load(Relaxed).into()),
         lane,
     };
     READY.load(Relaxed) != 0 && send(&m, &[]).is_ok()
@@ -404,7 +405,7 @@ pub fn forget(conn: u32, gen: u32) {
 pub fn want_chunk(group: &LinkGroup) {
     let m = ToDaemon::WantChunk {
         group: group.id.load(Relaxed),
-        side: group.side.load(Relaxed) as u8,
+        side: num::low8(group.side.load(Relaxed).into()),
     };
     let _ = send(&m, &[]);
 }

@@ -13,6 +13,21 @@
 //! A room names only those below it. If a lower one notices something that a higher one must act upon, it calls a
 //! listener, which [`load`] has set.
 
+// `as` only where a lint exception says why. Tests may: what they lose, they notice.
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::as_ptr_cast_mut,
+        clippy::cast_lossless,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        clippy::ptr_as_ptr,
+        clippy::ref_as_ptr
+    )
+)]
+
 mod conn;
 mod daemon;
 mod hooks;

@@ -33,6 +33,7 @@ use core::sync::atomic::Ordering::*;
 use lane::abi::{Epoch, LocWord, EPOCHS};
 use lane::family::{flag, state, Conn};
 use lane::half::Memory;
+use lane::num;
 use lane::proto::reason::Reason;
 
 /// Number of hooked calls after which a connection is worth promoting; and a number of bytes that suffices as
@@ -251,7 +252,7 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     c.lane.store(lane_no, Relaxed);
     c.owner_pid.store(pids::me(), Relaxed);
     l.group
-        .store(group as *const LinkGroup as *mut LinkGroup, Release);
+        .store(core::ptr::from_ref(group) as *mut LinkGroup, Release);
     l.verified.store(0, Relaxed);
     table::sync_nonblock(c, l.fd.load(Relaxed));
     tcp::sync_inq(c, l.fd.load(Relaxed));
@@ -442,7 +443,7 @@ fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
             true => fins.saturating_sub(sys::now_ms()),
             false => 0,
         };
-        if ended(ms as u32) && c.rx.notice_death(&m, true) {
+        if ended(num::small(num::size(ms))) && c.rx.notice_death(&m, true) {
             ends::reset_by_death(c, &m, fd);
         }
     }

@@ -19,6 +19,7 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*
 use lane::abi::{COUNTERS, LANES_PER_COUNTER};
 use lane::family::Conn;
 use lane::notify;
+use lane::num;
 
 pub const IN: u32 = libc::EPOLLIN as u32;
 pub const OUT: u32 = libc::EPOLLOUT as u32;
@@ -28,9 +29,21 @@ pub const RDHUP: u32 = libc::EPOLLRDHUP as u32;
 pub const PRI: u32 = libc::EPOLLPRI as u32;
 pub const RDNORM: u32 = libc::EPOLLRDNORM as u32;
 pub const WRNORM: u32 = libc::EPOLLWRNORM as u32;
-pub const ET: u32 = libc::EPOLLET as u32;
+pub const ET: u32 = num::bits(libc::EPOLLET);
 pub const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 pub const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+
+/// Events of `poll` as those of epoll, which have the same bits.
+#[inline(always)]
+pub fn polled(revents: i16) -> u32 {
+    u16::from_ne_bytes(revents.to_ne_bytes()).into()
+}
+
+/// Events of epoll as those of `poll`, which have no more than 16 bits.
+#[inline(always)]
+pub fn revents(events: u32) -> i16 {
+    i16::from_ne_bytes(num::low16(events.into()).to_ne_bytes())
+}
 
 /// Maximum number of link groups per set.
 pub const LINK_GROUPS: usize = 64;
@@ -148,10 +161,13 @@ pub fn set_at(i: u32) -> &'static Set {
 pub fn init() -> bool {
     for (t, bytes) in [
         (
-            SET_TABLE.as_ptr() as *mut AtomicPtr<u8>,
+            SET_TABLE.as_ptr().cast::<AtomicPtr<u8>>(),
             SETS * core::mem::size_of::<Set>(),
         ),
-        (REG_TABLE.as_ptr() as *mut AtomicPtr<u8>, regs::TABLE_BYTES),
+        (
+            REG_TABLE.as_ptr().cast::<AtomicPtr<u8>>(),
+            regs::TABLE_BYTES,
+        ),
     ] {
         // SAFETY: both statics are AtomicPtr; only the pointee type is recast.
         let t = unsafe { &*t };
@@ -174,7 +190,7 @@ pub fn created(fd: i32) {
     if fd < 0 || !init() {
         return;
     }
-    for i in 0..SETS as u32 {
+    for i in 0..num::small(SETS) {
         let s = set_at(i);
         // (A thread may still be asleep in a set that was closed under it, and decrements `waiters` later.)
         let free = s.used.load(Relaxed) == 0 && s.waiters.load(SeqCst) == 0;
@@ -316,7 +332,7 @@ pub fn close_theirs(s: &Set) {
 /// The same for all sets, in a process that no longer holds any connection.
 pub fn give_up_inherited() {
     if !SET_TABLE.load(Relaxed).is_null() {
-        (0..SETS as u32).for_each(|i| close_theirs(set_at(i)));
+        (0..num::small(SETS)).for_each(|i| close_theirs(set_at(i)));
     }
 }
 
@@ -335,7 +351,7 @@ pub fn after_fork() {
     if SET_TABLE.load(Relaxed).is_null() {
         return;
     }
-    for i in 0..SETS as u32 {
+    for i in 0..num::small(SETS) {
         let s = set_at(i);
         if s.used.load(Relaxed) != 0 {
             for a in [
@@ -435,7 +451,7 @@ pub fn note(conn: u32, events: u32, news: u32) {
 /// An end of connection has to be reported `ms` milliseconds from now: threads that sleep in the set are woken now,
 /// and sleep no longer than until then. (By then the kernel has an event.) Set lock held.
 pub fn await_end(s: &Set, ms: i64) {
-    let (before, at) = (s.end_ms.load(SeqCst), sys::now_ms() + ms as u64);
+    let (before, at) = (s.end_ms.load(SeqCst), sys::now_ms() + num::natural(ms));
     if before != 0 && before <= at {
         return;
     }

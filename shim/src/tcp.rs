@@ -31,6 +31,7 @@ use crate::sys::{self, lock};
 use crate::tcp::port::Sock;
 use core::sync::atomic::Ordering::*;
 use lane::family::{flag, Conn};
+use lane::num;
 use std::sync::OnceLock;
 
 /// Functions of higher modules that close what calls have kept open and forget descriptor numbers. (They are set
@@ -65,7 +66,7 @@ pub fn fail(e: i32) -> isize {
 pub fn fail_or(total: usize, e: i32) -> isize {
     match total {
         0 => fail(e),
-        n => n as isize,
+        n => num::ssize(n),
     }
 }
 
@@ -109,7 +110,7 @@ pub fn deadline(c: &Conn, fd: i32, name: i32) -> Option<u64> {
 pub fn left_ms(deadline: Option<u64>) -> i64 {
     match deadline {
         None => -1,
-        Some(d) => (d.saturating_sub(sys::now_ns()).div_ceil(1_000_000)) as i64,
+        Some(d) => num::long(d.saturating_sub(sys::now_ns()).div_ceil(1_000_000)),
     }
 }
 
@@ -128,5 +129,5 @@ pub fn unread(i: u32, fd: i32) -> Option<i32> {
     let (group, m) = attached::of(c, table::local(i))?;
     let _g = lock::lock(&c.rx.lock)?;
     let unread = c.rx.unread(&m, &Sock { fd, group })?;
-    Some(unread.min(i32::MAX as u64) as i32)
+    Some(num::int(unread))
 }

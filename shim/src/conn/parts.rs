@@ -17,6 +17,7 @@ use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;
 use lane::family::{flag, Conn};
 use lane::half::Iov;
+use lane::num;
 use libc::pollfd;
 
 /// Bytes of one part. Calls that move no more than that are made whole.
@@ -113,7 +114,7 @@ impl Cut {
         };
         // As in the kernel, a receive does not continue past an urgent mark.
         if !sends && !first && super::at_mark(fd) {
-            return Break(*total as isize);
+            return Break(num::ssize(*total));
         }
         let flags = flags & !libc::MSG_WAITALL;
         let mut v = [NONE; VECS];
@@ -146,20 +147,21 @@ impl Cut {
             Native::Closed => return Break(closed(*total)),
         };
         if r > 0 {
-            *total += r as usize;
-            iov.skip(r as usize);
+            *total += num::count(r);
+            iov.skip(num::count(r));
         }
-        if sends && ours && r < want as isize {
+        if sends && ours && r < num::ssize(want) {
             l.starved.store(1, Relaxed);
         }
         let more = match r {
             // (A first send that falls short was ended by a signal, a time-out or an error, as the kernel
             // decided.)
-            r if r > 0 => !(sends && first) || r == want as isize,
+            r if r > 0 => !(sends && first) || r == num::ssize(want),
             AGAIN if !first => !sends || self.wait(fd, libc::POLLOUT),
             r => {
                 if !first && r < 0 {
-                    way.put_error(c, fd, -r as i32); // the kernel reports it only once
+                    // The kernel reports it only once.
+                    way.put_error(c, fd, i32::try_from(-r).unwrap_or(libc::EIO));
                 }
                 false
             }
@@ -168,7 +170,7 @@ impl Cut {
             true => Continue(()),
             false if *total == 0 => Break(r),
             false if sends => Break(short::counted((c, l), fd, *total, iov.left())),
-            false => Break(*total as isize),
+            false => Break(num::ssize(*total)),
         }
     }
 
@@ -192,7 +194,7 @@ impl Cut {
         let ms = left_ms(self.until).min(i64::from(i32::MAX));
         // SAFETY: `p` is a valid array. A cancellation point, with nothing held but perhaps a place
         // among the native callers, as in the kernel's own call.
-        let poll = || match unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, ms as i32) } {
+        let poll = || match unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, num::millis(ms)) } {
             -1 if errno() == libc::EINVAL => {
                 few::poll(&mut p, &mut { ms }, core::ptr::null(), |f| f())
             }

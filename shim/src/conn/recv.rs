@@ -20,6 +20,7 @@ use core::sync::atomic::Ordering::*;
 use lane::family::Conn;
 use lane::half::rx::{mode, How};
 use lane::half::{Iov, Memory, Received, KEPT};
+use lane::num;
 use lane::prim::ticks;
 use libc::iovec;
 
@@ -177,7 +178,7 @@ impl Receiving<'_> {
         });
         match made {
             Native::Made { says: 0, .. } if total == 0 => Break(self.tcp_ended()),
-            Native::Made { says, .. } => Break(total as isize + says), // after a part, `says` is no error
+            Native::Made { says, .. } => Break(num::ssize(total) + says), // after a part, `says` is no error
             Native::Closed => Break(closed(total)),
             Native::Lane => Continue(()),
         }
@@ -205,7 +206,7 @@ impl Receiving<'_> {
                 0 => 0, // the error was reported to another call: from now on it is end of file
                 e => fail(e),
             },
-            n => n as isize,
+            n => num::ssize(n),
         }
     }
 
@@ -223,7 +224,7 @@ impl Receiving<'_> {
                 }
                 e => fail(e),
             },
-            n => n as isize,
+            n => num::ssize(n),
         }
     }
 
@@ -250,7 +251,7 @@ impl Receiving<'_> {
             self.total += n;
             group.moved();
             if self.iov.left() == 0 || n == 0 {
-                return Break(self.total as isize);
+                return Break(num::ssize(self.total));
             }
             return self.part(before, group, &m);
         }
@@ -308,7 +309,7 @@ impl Receiving<'_> {
         let behind = told || now == mode::LAST || !m.is_remote() && c.rx.goes_down(m);
         // The same holds if the switch happened within this read. (A peek has already found everything.)
         if self.peeks() || !behind && now == before {
-            return Break(self.total as isize);
+            return Break(num::ssize(self.total));
         }
         if !self.call.hold(c, l) {
             return Break(closed(self.total));
@@ -323,14 +324,14 @@ impl Receiving<'_> {
     fn peek_on(&mut self, group: &LinkGroup, m: &Memory) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
         if self.nb {
-            return Break(self.total as isize);
+            return Break(num::ssize(self.total));
         }
         let fd = self.call.fd(l);
         let end = self.until(fd);
         promotion::service(c, group, m, fd);
         thread::outside(real::test_cancel);
         if self.call.was_disconnected(l) {
-            return Break(self.total as isize);
+            return Break(num::ssize(self.total));
         }
         self.peek_all = left_ms(end) != 0
             && more_may_come(fd)
@@ -390,7 +391,7 @@ impl Receiving<'_> {
                         0 => 0,
                         e => fail(e),
                     },
-                    (n, _) => n as isize,
+                    (n, _) => num::ssize(n),
                 })
             }
             Received::Error(libc::EFAULT) => Break(fail_or(self.total, libc::EFAULT)),
@@ -403,7 +404,7 @@ impl Receiving<'_> {
                 c.rx.looked.store(0, Relaxed);
                 if self.total > 0 {
                     c.rx.error.put(e);
-                    return Break(self.total as isize);
+                    return Break(num::ssize(self.total));
                 }
                 c.tx.error.take(); // it is the same error
                 Break(fail(e))
@@ -432,7 +433,7 @@ impl Receiving<'_> {
             return Break(fail_or(self.total, libc::EINTR));
         }
         if self.total > 0 && !c.rx.is_up() && at_mark(self.call.fd(l)) {
-            return Break(self.total as isize); // as the kernel's own call does
+            return Break(num::ssize(self.total)); // as the kernel's own call does
         }
         if self.nowait || self.nb {
             if self.total == 0 && ends::left_ms(c, l, group, m) == 0 {

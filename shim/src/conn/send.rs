@@ -21,6 +21,7 @@ use core::sync::atomic::Ordering::*;
 use lane::abi::{RING_FAST_LOG2, RING_LOG2_MAX};
 use lane::family::{flag, Conn};
 use lane::half::{tx, Iov, Memory, Sent};
+use lane::num;
 use lane::prim::cpu_and_ticks;
 use libc::iovec;
 
@@ -187,7 +188,7 @@ impl Sending<'_> {
         let r = match made {
             Native::Made { says, ours: true } => says,
             // The connection was closed during the call, which the kernel has finished.
-            Native::Made { says, ours: false } => return Break(total as isize + says),
+            Native::Made { says, ours: false } => return Break(num::ssize(total) + says),
             Native::Closed => return Break(closed(total)),
             Native::Lane => return Continue(()),
         };
@@ -196,10 +197,10 @@ impl Sending<'_> {
             crate::preserving_errno(|| promotion::try_up(i, c, l, fd));
         }
         let bad = r < 0 && crate::errno() == libc::EFAULT;
-        let (whole, r) = (total + self.iov.left(), total as isize + r); // after a part, `r` is no error
-        if r < whole as isize {
+        let (whole, r) = (total + self.iov.left(), num::ssize(total) + r); // after a part, `r` is no error
+        if r < num::ssize(whole) {
             if !bad && short::was_taken((c, l), fd, total, whole) {
-                return Break(whole as isize);
+                return Break(num::ssize(whole));
             }
             short::told(l, self.vecs, r);
         }
@@ -236,7 +237,7 @@ impl Sending<'_> {
             }
             return match self.iov.left() {
                 0 if self.total == 0 => Break(self.nothing()),
-                0 => Break(self.total as isize),
+                0 => Break(num::ssize(self.total)),
                 _ => Continue(()),
             };
         }
@@ -294,7 +295,7 @@ impl Sending<'_> {
             n if self.call.current(self.c, self.l) => {
                 short::counted((self.c, self.l), self.call.fd(self.l), n, self.iov.left())
             }
-            n => n as isize,
+            n => num::ssize(n),
         }
     }
 
@@ -347,7 +348,7 @@ impl Sending<'_> {
             wait::wait(i, c, l, For::Space, ASK_MS, false);
             return Continue(());
         }
-        short::told(l, self.vecs, self.total as isize);
+        short::told(l, self.vecs, num::ssize(self.total));
         if full && self.total == 0 {
             short::refused(l);
         }
@@ -370,7 +371,7 @@ impl Sending<'_> {
         let fd = self.call.fd(l);
         let end = self.until(fd);
         let ms = left_ms(end);
-        let cap = if full { FULL_MS as i64 + 1 } else { -1 };
+        let cap = if full { num::long(FULL_MS) + 1 } else { -1 };
         let t = if cap < 0 || (0..=cap).contains(&ms) {
             ms
         } else {

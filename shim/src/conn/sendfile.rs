@@ -9,6 +9,7 @@ use crate::sys::{self, thread};
 use crate::tcp::native::{native, Native, Way};
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
+use lane::num;
 
 /// Bytes read and sent at a time.
 const PIECE: usize = 32 << 10;
@@ -70,7 +71,7 @@ pub unsafe fn sendfile(
     if r < 0 {
         return match total {
             0 => r,
-            n => n as isize,
+            n => num::ssize(n),
         };
     }
     if off.is_null() {
@@ -81,7 +82,7 @@ pub unsafe fn sendfile(
         // SAFETY: not null, hence the application's valid pointer.
         unsafe { *off = pos };
     }
-    total as isize + r
+    num::ssize(total) + r
 }
 
 /// Makes the application's own calls while the direction is on TCP. Returns how many bytes they have sent, or, as
@@ -101,7 +102,7 @@ fn natively(
     while !attached::engaged_tx(c) {
         if total > 0 {
             let Some(copy) = call.native(c, l) else {
-                return Break(total as isize);
+                return Break(num::ssize(total));
             };
             (out, *input) = (copy, call.file(*input));
         }
@@ -115,7 +116,7 @@ fn natively(
             false => count - total,
         };
         if total > 0 && (c.has_error() || !cut.may_send(out)) {
-            return Break(total as isize);
+            return Break(num::ssize(total));
         }
         let made = native(call, (c, l), Way::Send, true, || {
             send_or_told(c, || own(out, *input, want))
@@ -125,12 +126,12 @@ fn natively(
             Native::Lane => break,
             Native::Closed => return Break(closed(total)),
         };
-        total += r.max(0) as usize;
-        if ours && r < want as isize {
+        total += num::count(r);
+        if ours && r < num::ssize(want) {
             l.starved.store(1, Relaxed);
         }
-        if r < want as isize || total == count {
-            return Break(if total > 0 { total as isize } else { r });
+        if r < num::ssize(want) || total == count {
+            return Break(if total > 0 { num::ssize(total) } else { r });
         }
     }
     Continue(total)
@@ -184,7 +185,7 @@ unsafe fn pieces(
             iov_len: n,
         }];
         let mut r = match over {
-            true => n as isize,
+            true => num::ssize(n),
             // SAFETY: our own buffer, of which the kernel has written `n` bytes.
             false => unsafe { run(call, i, &v, 0, &|| real::send(fd, v[0].iov_base, n, 0)) },
         };
@@ -197,15 +198,15 @@ unsafe fn pieces(
             if !over {
                 break;
             }
-            r = n as isize;
+            r = num::ssize(n);
         }
-        total += r as usize;
+        total += num::count(r);
         *pos += r as i64;
-        if (r as usize) < n {
+        if num::count(r) < n {
             break;
         }
     }
-    total as isize
+    num::ssize(total)
 }
 
 /// Memory for a piece, because the stack may have no room for it. A few buffers are kept for reuse.
@@ -231,7 +232,7 @@ impl Buffer {
                 }
             }
         }
-        for k in 0..KEPT as u32 {
+        for k in 0..num::small(KEPT) {
             // Acquire: the thread that gave the buffer back has finished with it.
             if TAKEN.fetch_or(1 << k, Acquire) & 1 << k == 0 {
                 return Some(Buffer {

@@ -19,6 +19,7 @@ use crate::tcp::CLOSE;
 use core::sync::atomic::Ordering::*;
 use lane::family::Conn;
 use lane::half::Memory;
+use lane::num;
 use libc::iovec;
 
 /// Milliseconds that the reader gets to make room, once per call.
@@ -39,7 +40,11 @@ fn address(vecs: &[iovec], mut n: usize) -> usize {
 #[cold]
 pub fn told(l: &Local, vecs: &[iovec], n: isize) {
     l.starved.store(1, Relaxed);
-    let rest = if n > 0 { address(vecs, n as usize) } else { 0 };
+    let rest = if n > 0 {
+        address(vecs, num::count(n))
+    } else {
+        0
+    };
     l.rest.store(rest, Relaxed);
 }
 
@@ -48,7 +53,7 @@ pub fn told(l: &Local, vecs: &[iovec], n: isize) {
 #[cold]
 pub fn refused(l: &Local) {
     if l.refused.load(Relaxed) == 0 {
-        let from = (sys::now_ms() + READER_MS) as u32;
+        let from = num::low32(sys::now_ms() + READER_MS);
         l.refused.store(from.max(2), Relaxed);
     }
 }
@@ -58,7 +63,7 @@ fn sends_all_the_same(l: &Local) -> bool {
     match l.refused.load(Relaxed) {
         0 => false,
         1 => true,
-        from => (sys::now_ms() as u32).wrapping_sub(from) <= u32::MAX / 2,
+        from => num::low32(sys::now_ms()).wrapping_sub(from) <= u32::MAX / 2,
     }
 }
 
@@ -106,7 +111,7 @@ pub fn make_room(
     match until.saturating_sub(now) {
         // (If the connection was closed meanwhile, the caller finds out.)
         left if left > 0 && call.hold(c, l) => {
-            wait::wait(i, c, l, For::Space, left as i64, false);
+            wait::wait(i, c, l, For::Space, num::long(left), false);
         }
         _ => full::go_down_full(c, l, group, m, || call.current(c, l)),
     }
@@ -116,8 +121,8 @@ pub fn make_room(
 pub fn counted((c, l): (&Conn, &Local), fd: i32, total: usize, left: usize) -> isize {
     let whole = total + left;
     match left > 0 && was_taken((c, l), fd, total, whole) {
-        true => whole as isize,
-        false => total as isize,
+        true => num::ssize(whole),
+        false => num::ssize(total),
     }
 }
 

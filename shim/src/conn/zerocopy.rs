@@ -12,13 +12,14 @@ use crate::tcp::put_control;
 use crate::{errno, set_errno, sets};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::*;
+use lane::num;
 use libc::{iovec, msghdr, sock_extended_err};
 
 const SO_EE_ORIGIN_ZEROCOPY: u8 = 5;
 const SO_EE_CODE_ZEROCOPY_COPIED: u8 = 1;
 /// The first number not notified yet, and the next number to give. They are equal while the kernel counts.
 fn numbers(word: u64) -> (u32, u32) {
-    ((word >> 32) as u32, word as u32)
+    ((word >> 32) as u32, num::low32(word))
 }
 
 fn pack(first: u32, next: u32) -> u64 {

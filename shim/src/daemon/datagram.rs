@@ -1,6 +1,7 @@
 //! One datagram of a Unix socket, with the descriptors that it carries.
 
 use crate::sys;
+use lane::num;
 use lane::proto::msg::MAX_FDS;
 
 /// Buffer for control data, aligned as cmsghdr requires.
@@ -29,7 +30,7 @@ impl Ctl {
             i32::from_ne_bytes(w)
         };
         if len >= 20 && word(8) == libc::SOL_SOCKET && word(12) == libc::SCM_RIGHTS {
-            let n = ((word(0) as usize).saturating_sub(16) / 4).min((len - 16) / 4);
+            let n = (num::word(word(0)).saturating_sub(16) / 4).min((len - 16) / 4);
             for (i, f) in fds.iter_mut().enumerate().take(n) {
                 *f = word(16 + 4 * i);
             }

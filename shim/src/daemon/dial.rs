@@ -7,6 +7,7 @@
 use crate::state::{fdtab, table};
 use crate::sys;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
+use lane::num;
 
 /// Our end of the dialing socket pair; -1: none.
 static DIALING: AtomicI32 = AtomicI32::new(-1);
@@ -93,20 +94,16 @@ fn settle_in(dir: &[u8]) {
 fn dial(dir: &[u8]) -> Option<i32> {
     // SAFETY: all-zero is a valid sockaddr_un.
     let mut a: libc::sockaddr_un = unsafe { core::mem::zeroed() };
-    a.sun_family = libc::AF_UNIX as u16;
+    a.sun_family = num::low16(libc::AF_UNIX as u64);
     let path = b"/control.sock";
     if dir.is_empty() || dir.len() + path.len() >= a.sun_path.len() {
         return None;
     }
     for (d, s) in a.sun_path.iter_mut().zip(dir.iter().chain(path)) {
-        *d = *s as core::ffi::c_char;
+        *d = core::ffi::c_char::from_ne_bytes([*s]);
     }
     let fd = sys::socket(libc::AF_UNIX, KIND, 0).ok()?;
-    match sys::connect(
-        fd,
-        (&a as *const libc::sockaddr_un).cast(),
-        core::mem::size_of_val(&a),
-    ) {
+    match sys::connect(fd, (&raw const a).cast(), core::mem::size_of_val(&a)) {
         Ok(()) if trusted(fd) => Some(fd),
         _ => {
             sys::close(fd);

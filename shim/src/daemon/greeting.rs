@@ -8,6 +8,7 @@ use super::{
 use crate::state::table;
 use crate::sys;
 use core::sync::atomic::Ordering::*;
+use lane::num;
 use lane::proto::msg::ToShim;
 
 /// Processes what the daemon says about itself.
@@ -31,7 +32,7 @@ pub(super) fn met(m: &ToShim, fds: &mut Fds) {
             NEXT_TRY_MS.store(sys::now_ms() + 60_000, Relaxed);
         }
         ToShim::Credit { n } => {
-            CREDITS.fetch_add(n.min(1024) as i32, Relaxed);
+            CREDITS.fetch_add(num::signed(n.min(1024)), Relaxed);
         }
         _ => {}
     }
@@ -50,10 +51,10 @@ fn greeted(home: u64, credits: u32, (first, max): (u32, u32), fds: &mut Fds) {
     let max = max.clamp(least, most);
     RING_MAX_LOG2.store(max, Relaxed);
     RING_LOG2.store(first.clamp(least, max), Relaxed);
-    CREDITS.store(credits.min(1024) as i32, Relaxed);
+    CREDITS.store(num::signed(credits.min(1024)), Relaxed);
     REFUSED.store(0, Relaxed);
     if let Some(t) = table::table() {
-        t.header.home_number.store(home as u32, Relaxed);
+        t.header.home_number.store(num::low32(home), Relaxed);
     }
     READY.store(1, Release);
     if let Some(l) = LISTENER.get() {

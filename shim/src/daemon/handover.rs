@@ -9,6 +9,7 @@ use super::datagram;
 use crate::state::fdtab;
 use crate::sys;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
+use lane::num;
 
 /// Number of registrations that may be unread, or read but without a message from the daemon since then. (It
 /// usually gives fewer credits.)
@@ -80,15 +81,15 @@ const SPARE: usize = 64;
 /// Does our descriptor take one of the last numbers that the application may have? Then it is given up, so that
 /// the application gets EMFILE only where it would without us.
 fn is_scarce(end: i32) -> bool {
-    let limit = sys::rlimit_nofile().min(i32::MAX as u64) as usize;
-    if end as usize >= limit {
+    let limit = num::size(sys::rlimit_nofile().min(i32::MAX as u64));
+    if num::word(end) >= limit {
         return false;
     }
     let last = limit.saturating_sub(SPARE);
     match sys::fcntl(end, libc::F_DUPFD_CLOEXEC, last) {
         Ok(n) => {
             sys::close(n);
-            n as usize != last
+            num::word(n) != last
         }
         Err(_) => true,
     }

@@ -6,6 +6,7 @@ use crate::state::table;
 use crate::sys::real;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use lane::num;
 
 /// Descriptors that lists of file actions duplicate: the key of the list, and the number plus one. A list may be made
 /// long before its number belongs to a connection. (An application that uses one list in two threads must synchronize
@@ -30,10 +31,10 @@ fn of(list: *const c_void) -> impl Iterator<Item = (&'static AtomicU64, i32)> {
 }
 
 fn remember(list: *const c_void, fd: i32) {
-    if fd < 0 || fd as u64 >= FD_MASK || of(list).any(|(_, known)| known == fd) {
+    if fd < 0 || num::word(fd) as u64 >= FD_MASK || of(list).any(|(_, known)| known == fd) {
         return;
     }
-    let v = key(list) | (fd as u64 + 1);
+    let v = key(list) | (num::word(fd) as u64 + 1);
     let free = |c: &AtomicU64| c.compare_exchange(0, v, Relaxed, Relaxed).is_ok();
     if !COPIES.iter().any(free) {
         MORE.store(1, Relaxed);

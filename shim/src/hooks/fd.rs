@@ -7,6 +7,7 @@ use crate::state::table;
 use crate::sys::{self, real, thread};
 use crate::tcp;
 use core::ffi::{c_char, c_void};
+use lane::num;
 use lane::proto::reason::Reason;
 
 /// Connections whose close has to linger (SO_LINGER); the waiting is done after the descriptors are closed.
@@ -99,7 +100,7 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
         return r;
     }
     // Close the ranges between our own descriptors, which stay open.
-    let high = fdtab::high_with_ours().max(0) as u32;
+    let high = num::bits(fdtab::high_with_ours().max(0));
     let mut later = Linger::default();
     let mut at = first;
     while at <= last {
@@ -108,17 +109,17 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
             end = last;
         } else {
             while end < last.min(high)
-                && get(at as i32) == Fd::Other
-                && get(end as i32 + 1) == Fd::Other
+                && get(num::signed(at)) == Fd::Other
+                && get(num::signed(end) + 1) == Fd::Other
             {
                 end += 1;
             }
         }
-        if at <= high && is_hidden(at as i32) {
+        if at <= high && is_hidden(num::signed(at)) {
             at += 1;
             continue;
         }
-        let known = || (at..=end.min(high)).map(|fd| fd as i32);
+        let known = || (at..=end.min(high)).map(num::signed);
         known().for_each(|fd| _ = closing(fd, &mut later));
         // SAFETY: as above; a part of the application's range.
         let r = unsafe { real::close_range(at, end, flags) };
@@ -138,11 +139,11 @@ pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: i32) -> i32 {
 pub unsafe extern "C" fn closefrom(first: i32) {
     let first = first.max(0);
     // SAFETY: see the module above.
-    if unsafe { close_range(first as u32, u32::MAX, 0) } == 0 {
+    if unsafe { close_range(num::bits(first), u32::MAX, 0) } == 0 {
         return;
     }
     // A seccomp filter refuses close_range, or the kernel lacks it: close one by one, as the C library does.
-    let limit = sys::rlimit_nofile().min(fdtab::MAX_FD as u64) as i32;
+    let limit = num::int(sys::rlimit_nofile().min(fdtab::MAX_FD as u64));
     for fd in first..limit.max(fdtab::high() + 1) {
         // SAFETY: as above.
         unsafe { close(fd) };
@@ -199,7 +200,7 @@ fn onto(a: i32, b: i32, flags: i32, native: impl Fn() -> i32) -> i32 {
     }
     let refused = || {
         flags & !libc::O_CLOEXEC != 0
-            || b as u64 >= sys::rlimit_nofile() // (it may have been lowered below a number in use)
+            || num::word(b) as u64 >= sys::rlimit_nofile() // (it may have been lowered below a number in use)
             || sys::fcntl(a, libc::F_GETFD, 0).is_err()
     };
     if a == b || refused() {
@@ -255,8 +256,9 @@ unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usi
         _ if duplicates => copied(fd, r),
         (libc::F_SETFL, Fd::Conn(_)) => {
             if let Some(i) = tcp::proven(fd) {
-                nonblock(i, arg as i32 & libc::O_NONBLOCK != 0);
-                if arg as i32 & libc::O_ASYNC != 0 {
+                let flags = num::signed(num::low32(arg as u64));
+                nonblock(i, flags & libc::O_NONBLOCK != 0);
+                if flags & libc::O_ASYNC != 0 {
                     process::give_up(fd, Reason::Option); // SIGIO comes from the kernel's socket only
                 }
             }
@@ -300,7 +302,7 @@ pub unsafe extern "C" fn lio_listio(
     // SAFETY: see the module above.
     unsafe {
         if !list.is_null() {
-            for k in 0..n.max(0) as usize {
+            for k in 0..num::word(n.max(0)) {
                 if let Some(fd) = (*list.add(k)).cast::<i32>().as_ref() {
                     process::give_up(*fd, Reason::Bypassed);
                 }

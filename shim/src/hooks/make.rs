@@ -4,6 +4,7 @@
 use crate::process;
 use crate::sys::real;
 use core::ffi::c_char;
+use lane::num;
 
 /// Notes the new descriptors if the call has succeeded.
 ///
@@ -51,6 +52,7 @@ makes_one! {
 macro_rules! makes_one_by_number {
     ($($name:ident $n:ident($($a:ident: $t:ty),*);)*) => {$(
         #[no_mangle]
+        #[allow(clippy::cast_sign_loss, reason = "the sign goes on in the register")]
         pub unsafe extern "C" fn $name($($a: $t),*) -> i32 {
             let mut words = [0; 6];
             for (to, from) in words.iter_mut().zip([$($a as usize),*]) {
@@ -59,7 +61,7 @@ macro_rules! makes_one_by_number {
             let [a, b, c, d, e, f] = words;
             // SAFETY: see the module above (all calls in this file).
             unsafe {
-                let r = real::syscall(libc::$n, a, b, c, d, e, f) as i32;
+                let r = real::call(libc::$n, a, b, c, d, e, f);
                 made(r, &r, 1)
             }
         }
@@ -74,10 +76,10 @@ makes_one_by_number! {
 /// A copy of a descriptor of another process, or of this one.
 #[no_mangle]
 pub unsafe extern "C" fn pidfd_getfd(process: i32, fd: i32, flags: u32) -> i32 {
-    let (n, process, fd) = (libc::SYS_pidfd_getfd, process as usize, fd as usize);
+    let (n, process, fd) = (libc::SYS_pidfd_getfd, num::word(process), num::word(fd));
     // SAFETY: see above.
     unsafe {
-        let r = real::syscall(n, process, fd, flags as usize, 0, 0, 0) as i32;
+        let r = real::call(n, process, fd, flags as usize, 0, 0, 0);
         let r = made(r, &r, 1);
         if r >= 0 {
             crate::preserving_errno(|| process::taken(r));

@@ -9,11 +9,12 @@
 use crate::set_errno;
 use crate::sys::{self, pages};
 use core::ffi::c_void;
+use lane::num;
 
-/// Converts the result of a raw call to that of the C function.
-fn answer(r: sys::R<usize>) -> isize {
+/// Converts the result of a raw call to that of a C function that returns 0.
+fn answer(r: sys::R<usize>) -> i32 {
     match r {
-        Ok(v) => v as isize,
+        Ok(_) => 0,
         Err(e) => {
             set_errno(e);
             -1
@@ -23,29 +24,29 @@ fn answer(r: sys::R<usize>) -> isize {
 
 /// The implementations, which the exported functions and the calls by number share.
 pub mod by_number {
-    use super::{answer, c_void, pages, sys};
+    use super::{answer, c_void, num, pages, set_errno, sys};
 
     #[inline(never)]
     pub unsafe extern "C" fn munmap(p: *mut c_void, n: usize) -> i32 {
         pages::forget(p as usize, n);
-        answer(sys::memory(libc::SYS_munmap, [p as usize, n, 0, 0, 0])) as i32
+        answer(sys::memory(libc::SYS_munmap, [p as usize, n, 0, 0, 0]))
     }
 
     #[inline(never)]
     pub unsafe extern "C" fn mprotect(p: *mut c_void, n: usize, prot: i32) -> i32 {
         pages::forget(p as usize, n);
-        let r = sys::memory(libc::SYS_mprotect, [p as usize, n, prot as usize, 0, 0]);
+        let r = sys::memory(libc::SYS_mprotect, [p as usize, n, num::word(prot), 0, 0]);
         pages::forget(p as usize, n); // a send in another thread may have found it accessible meanwhile
-        answer(r) as i32
+        answer(r)
     }
 
     #[inline(never)]
     pub unsafe extern "C" fn pkey_mprotect(p: *mut c_void, n: usize, prot: i32, key: i32) -> i32 {
-        let words = [p as usize, n, prot as usize, key as usize, 0];
+        let words = [p as usize, n, num::word(prot), num::word(key), 0];
         pages::forget(p as usize, n);
         let r = sys::memory(libc::SYS_pkey_mprotect, words);
         pages::forget(p as usize, n); // as above
-        answer(r) as i32
+        answer(r)
     }
 
     /// (Only the kernel knows how much memory it unmaps.)
@@ -53,7 +54,7 @@ pub mod by_number {
     pub unsafe extern "C" fn shmdt(p: *const c_void) -> i32 {
         let r = sys::memory(libc::SYS_shmdt, [p as usize, 0, 0, 0, 0]);
         pages::forget_all();
-        answer(r) as i32
+        answer(r)
     }
 
     /// (The last argument is present only with MREMAP_FIXED.)
@@ -66,8 +67,17 @@ pub mod by_number {
         to: usize,
     ) -> *mut c_void {
         pages::forget(p as usize, old);
-        let r = sys::memory(libc::SYS_mremap, [p as usize, old, new, flags as usize, to]);
-        answer(r) as *mut c_void
+        let r = sys::memory(
+            libc::SYS_mremap,
+            [p as usize, old, new, num::word(flags), to],
+        );
+        r.map_or_else(
+            |e| {
+                set_errno(e);
+                libc::MAP_FAILED
+            },
+            |p| p as *mut c_void,
+        )
     }
 }
 

@@ -7,6 +7,7 @@ use crate::state::table;
 use crate::sys::{self, pages, real};
 use crate::{conn, tcp};
 use core::sync::atomic::Ordering::Relaxed;
+use lane::num;
 use lane::proto::reason::Reason;
 use libc::{iovec, mmsghdr, msghdr, timespec};
 
@@ -52,7 +53,7 @@ unsafe fn is_refused(m: *const msghdr) -> bool {
     else {
         return true;
     };
-    let most = size_of::<libc::sockaddr_storage>() as u32;
+    let most = num::small(size_of::<libc::sockaddr_storage>());
     let negative = h.msg_namelen > i32::MAX as u32;
     // SAFETY: by contract.
     let unreadable = h.msg_controllen > 0 && !unsafe { has_control(m) };
@@ -144,7 +145,7 @@ pub unsafe extern "C" fn sendmsg(fd: i32, m: *const msghdr, flags: i32) -> isize
 
 fn counted_out(i: u32, r: isize) -> isize {
     if r > 0 {
-        table::conn(i).tx.tcp_pos.add(r as u64, Relaxed);
+        table::conn(i).tx.tcp_pos.add(num::count(r) as u64, Relaxed);
     }
     r
 }
@@ -191,7 +192,7 @@ pub unsafe extern "C" fn recvmsg(fd: i32, m: *mut msghdr, flags: i32) -> isize {
             _ => {
                 let r = tcp::recv_or_told(table::conn(i), fd, flags, native);
                 if r > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
-                    table::conn(i).rx.tcp_pos.add(r as u64, Relaxed);
+                    table::conn(i).rx.tcp_pos.add(num::count(r) as u64, Relaxed);
                 }
                 r
             }
@@ -235,7 +236,7 @@ pub unsafe extern "C" fn recvmmsg(
     unsafe {
         let Some(i) = conn(fd) else {
             let done = real::recvmmsg(fd, v, n, flags, t);
-            for k in 0..done.max(0) as usize {
+            for k in 0..num::word(done.max(0)) {
                 descriptors_came(fd, &raw const (*v.add(k)).msg_hdr);
             }
             return done;
@@ -270,8 +271,8 @@ pub unsafe extern "C" fn recvmmsg(
             let left = end.map(|e| e.saturating_sub(sys::now_ns()));
             if let Some(left) = left.filter(|_| r >= 0) {
                 t.write(timespec {
-                    tv_sec: (left / SECOND) as i64,
-                    tv_nsec: (left % SECOND) as i64,
+                    tv_sec: num::long(left / SECOND),
+                    tv_nsec: num::long(left % SECOND),
                 });
             }
             (r, left != Some(0))
@@ -299,7 +300,7 @@ fn ns_of(t: &timespec) -> Option<u64> {
 unsafe fn whole(m: *const msghdr, sent: isize) -> bool {
     // SAFETY: by contract.
     let all = unsafe { iovs(m) }.map_or(0, |s| s.iter().map(|v| v.iov_len).sum());
-    sent >= 0 && sent as usize >= all
+    sent >= 0 && num::count(sent) >= all
 }
 
 /// Processes one message after the other, as the kernel does: an error is returned only if it is the first result.
@@ -333,7 +334,7 @@ unsafe fn each(
         if r < 0 {
             return if done > 0 { done } else { -1 };
         }
-        e.msg_len = r as u32;
+        e.msg_len = num::small(num::count(r));
         done += 1;
         if !more {
             break;

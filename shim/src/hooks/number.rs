@@ -5,6 +5,7 @@ use super::{fd, make, memory, msg, number, proc, ready, rw, sock, uring, user};
 use crate::process;
 use crate::sys::{self, pages, real};
 use core::ffi::c_void;
+use lane::num;
 use lane::proto::reason::Reason;
 use libc::{epoll_event, fd_set, iovec, pollfd, sigset_t, timespec};
 
@@ -18,6 +19,11 @@ trait Word {
 macro_rules! words {
     ($($t:ty),*) => {$(
         impl Word for $t {
+            #[allow(
+                clippy::cast_possible_truncation,
+                clippy::cast_possible_wrap,
+                reason = "the kernel, too, takes the low part of a word for an argument that is smaller"
+            )]
             fn of(w: usize) -> Self { w as $t }
         }
     )*};
@@ -193,7 +199,7 @@ unsafe fn what_is_left(t: *mut timespec, f: impl FnOnce(*const timespec) -> i32)
         let left = (all - waited).max(0);
         // SAFETY: by contract.
         unsafe {
-            (*t).tv_sec = (left / 1_000_000_000) as i64;
+            (*t).tv_sec = i64::try_from(left / 1_000_000_000).unwrap_or(i64::MAX);
             (*t).tv_nsec = (left % 1_000_000_000) as i64;
         }
     }
@@ -210,8 +216,8 @@ pub unsafe extern "C" fn ppoll(
     // SAFETY: as the call by name.
     unsafe {
         if !s.is_null() && size != SET {
-            let w = [p as usize, n as usize, t as usize, s as usize, size];
-            return real::syscall(libc::SYS_ppoll, w[0], w[1], w[2], w[3], w[4], 0) as i32;
+            let w = [p as usize, num::size(n), t as usize, s as usize, size];
+            return real::call(libc::SYS_ppoll, w[0], w[1], w[2], w[3], w[4], 0);
         }
         what_is_left(t, |t| ready::ppoll(p, n, t, s))
     }
@@ -293,8 +299,7 @@ pub unsafe extern "C" fn rt_sigaction(
     unsafe {
         if size != SET {
             let (new, old) = (new as usize, old as usize);
-            return real::syscall(libc::SYS_rt_sigaction, sig as usize, new, old, size, 0, 0)
-                as i32;
+            return real::call(libc::SYS_rt_sigaction, num::word(sig), new, old, size, 0, 0);
         }
         if !pages::readable_or_null(new) {
             return fault();
@@ -303,7 +308,7 @@ pub unsafe extern "C" fn rt_sigaction(
         let was = core::cell::Cell::new([0; 4]);
         let install = |n: *const libc::sigaction, o: *mut libc::sigaction| {
             let n = new.zip(n.as_ref()).map(|(k, n)| {
-                let flags = u64::from(n.sa_flags as u32);
+                let flags = u64::from(num::bits(n.sa_flags));
                 [n.sa_sigaction as u64, flags, k[2], k[3]]
             });
             let Some(k) = sys::kernel_action(sig, n.as_ref()) else {
@@ -311,14 +316,14 @@ pub unsafe extern "C" fn rt_sigaction(
                 return -1;
             };
             was.set(k);
-            (*o).sa_sigaction = k[0] as usize;
-            (*o).sa_flags = k[1] as i32;
+            (*o).sa_sigaction = num::size(k[0]);
+            (*o).sa_flags = num::signed(num::low32(k[1]));
             0
         };
         let (mut n, mut o): (libc::sigaction, libc::sigaction) = core::mem::zeroed();
         if let Some(k) = new {
-            n.sa_sigaction = k[0] as usize;
-            n.sa_flags = k[1] as i32;
+            n.sa_sigaction = num::size(k[0]);
+            n.sa_flags = num::signed(num::low32(k[1]));
         }
         let n = if new.is_some() {
             &raw const n
@@ -331,7 +336,7 @@ pub unsafe extern "C" fn rt_sigaction(
                 return fault(); // (the action has been changed nevertheless)
             }
             let k = was.get();
-            let flags = u64::from(o.sa_flags as u32);
+            let flags = u64::from(num::bits(o.sa_flags));
             old.write([o.sa_sigaction as u64, flags, k[2], k[3]]);
         }
         r
@@ -347,7 +352,7 @@ pub unsafe extern "C" fn seccomp(operation: usize, flags: usize, args: usize) ->
         if matches!(operation, STRICT | FILTER) {
             proc::before_filter(operation == STRICT, args as *const c_void);
         }
-        real::syscall(libc::SYS_seccomp, operation, flags, args, 0, 0, 0) as i32
+        real::call(libc::SYS_seccomp, operation, flags, args, 0, 0, 0)
     }
 }
 
@@ -356,7 +361,7 @@ pub unsafe extern "C" fn pivot_root(new: usize, old: usize) -> i32 {
     let _inside = crate::sys::thread::enter();
     proc::before_moving();
     // SAFETY: as the caller's own call.
-    unsafe { real::syscall(libc::SYS_pivot_root, new, old, 0, 0, 0, 0) as i32 }
+    unsafe { real::call(libc::SYS_pivot_root, new, old, 0, 0, 0, 0) }
 }
 
 /// A fork by number runs none of libc's atfork handlers, which is what the caller asked for.
@@ -392,8 +397,7 @@ pub unsafe extern "C" fn clone(
 ) -> i32 {
     let flags = private(flags, stack == 0);
     // SAFETY: as the caller's own call.
-    let native =
-        || unsafe { real::syscall(libc::SYS_clone, flags, stack, parent, child, tls, 0) as i32 };
+    let native = || unsafe { real::call(libc::SYS_clone, flags, stack, parent, child, tls, 0) };
     made(flags, native)
 }
 
@@ -405,9 +409,8 @@ const CLONE_ARGS: [usize; 2] = [8, 11];
 
 pub unsafe extern "C" fn clone3(args: *mut u64, size: usize) -> i32 {
     // SAFETY: the application's own pointer and size.
-    let native = |p: *mut u64| unsafe {
-        real::syscall(libc::SYS_clone3, p as usize, size, 0, 0, 0, 0) as i32
-    };
+    let native =
+        |p: *mut u64| unsafe { real::call(libc::SYS_clone3, p as usize, size, 0, 0, 0, 0) };
     let words = size / 8;
     let known = (CLONE_ARGS[0]..=CLONE_ARGS[1]).contains(&words);
     if !known || !pages::readable(args, size) {
@@ -416,7 +419,7 @@ pub unsafe extern "C" fn clone3(args: *mut u64, size: usize) -> i32 {
     let mut copy = [0u64; CLONE_ARGS[1]];
     // SAFETY: just proven.
     unsafe { core::ptr::copy_nonoverlapping(args, copy.as_mut_ptr(), words) };
-    let flags = private(copy[FLAGS] as usize, copy[STACK] == 0);
+    let flags = private(num::size(copy[FLAGS]), copy[STACK] == 0);
     copy[FLAGS] = flags as u64;
     made(flags, || native(copy.as_mut_ptr()))
 }
@@ -435,7 +438,7 @@ fn private(flags: usize, same_stack: bool) -> usize {
 /// would not learn of each other's changes to descriptors, and the shim could no longer trust any number: it steps
 /// out.
 fn made(flags: usize, native: impl FnOnce() -> i32) -> i32 {
-    let has = |all: i32| flags & all as usize == all as usize;
+    let has = |all: i32| flags & num::word(all) == num::word(all);
     let (memory, files) = (has(libc::CLONE_VM), has(libc::CLONE_FILES));
     let thread = memory && files && has(libc::CLONE_THREAD);
     let vfork = memory && !files && has(libc::CLONE_VFORK);
@@ -513,13 +516,13 @@ unsafe fn named(
         Some(f) if flags & libc::CLONE_VM == 0 => {
             let start = Start { f, arg };
             let p = (&raw const start).cast_mut().cast();
-            made(flags as usize, || {
+            made(num::word(flags), || {
                 // SAFETY: as the caller's own call. `start` outlives the call here, and the child has
                 // a copy of this frame.
                 unsafe { native(Some(begin), stack, flags, p, parent, tls, child) }
             })
         }
-        _ => made(flags as usize, || {
+        _ => made(num::word(flags), || {
             // SAFETY: as the caller's own call.
             unsafe { native(f, stack, flags, arg, parent, tls, child) }
         }),

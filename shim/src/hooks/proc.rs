@@ -170,7 +170,7 @@ macro_rules! spawn {
             let pid: *const i32 = $pid;
             // SAFETY: null, or the application's variable, which the call has just set.
             if let Some(pid) = unsafe { pid.as_ref() } {
-                crate::preserving_errno(|| process::spawned(*pid as u32));
+                crate::preserving_errno(|| process::spawned(lane::num::bits(*pid)));
             }
             r
         }

@@ -7,6 +7,7 @@ use crate::state::{attached, table};
 use crate::sys::{self, pages, real, thread};
 use crate::{sets, tcp};
 use core::ptr::{null, null_mut};
+use lane::num;
 use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec, timeval};
 
 /// Milliseconds of a time-out; -1 means for ever. `None`: the kernel refuses it at once (EINVAL).
@@ -84,7 +85,7 @@ unsafe fn with_copies<const N: usize>(
 
 /// A `poll` whose entries are read-only.
 unsafe fn poll_constant(p: *mut pollfd, n: u64, f: impl FnOnce(*mut pollfd) -> i32) -> i32 {
-    let bytes = n as usize * size_of::<pollfd>();
+    let bytes = num::size(n) * size_of::<pollfd>();
     // SAFETY: `entries` has proven them.
     unsafe { with_copies([p.cast_const().cast()], bytes, None, |[p]| f(p.cast())) }
 }
@@ -95,7 +96,7 @@ unsafe fn select_constant(
     sets: [*mut fd_set; 3],
     f: impl FnOnce([*mut fd_set; 3]) -> i32,
 ) -> i32 {
-    let bytes = (n as usize).div_ceil(64) * 8;
+    let bytes = num::word(n).div_ceil(64) * 8;
     let from = sets.map(|s| s.cast_const().cast());
     // SAFETY: `watches` has proven them.
     unsafe { with_copies(from, bytes, Some(libc::EINTR), |s| f(s.map(|s| s.cast()))) }
@@ -103,12 +104,12 @@ unsafe fn select_constant(
 
 /// Are any of these descriptors connections or sets of ours?
 unsafe fn entries<'a>(p: *mut pollfd, n: u64) -> Whose<&'a mut [pollfd]> {
-    let bytes = (n as usize).wrapping_mul(size_of::<pollfd>());
+    let bytes = num::size(n).wrapping_mul(size_of::<pollfd>());
     if n == 0 || n > 1 << 20 || !pages::readable(p, bytes) {
         return Whose::Kernel;
     }
     // SAFETY: the application's `n` entries, proven.
-    let s = unsafe { core::slice::from_raw_parts_mut(p, n as usize) };
+    let s = unsafe { core::slice::from_raw_parts_mut(p, num::size(n)) };
     let mut all = s.iter();
     match all.any(|e| matches!(get(e.fd), Fd::Conn(_) | Fd::Set(_))) {
         false => Whose::Kernel,
@@ -123,7 +124,7 @@ pub unsafe extern "C" fn poll(p: *mut pollfd, n: u64, t: i32) -> i32 {
     unsafe {
         match entries(p, n) {
             Whose::Ours(s) => polls::poll(s, limited(t.into(), null()), |p, n, ms| {
-                real::poll(p, n as u64, ms as i32)
+                real::poll(p, n as u64, num::millis(ms))
             }),
             Whose::Kernel => real::poll(p, n, t),
             Whose::Constant => poll_constant(p, n, |p| poll(p, n, t)),
@@ -172,7 +173,7 @@ fn limited(ms: i64, mask: *const sigset_t) -> polls::Call {
 pub unsafe extern "C" fn __poll_chk(p: *mut pollfd, n: u64, t: i32, len: usize) -> i32 {
     // SAFETY: see above; libc reports an overflow itself.
     unsafe {
-        if (n as usize).saturating_mul(8) > len {
+        if num::size(n).saturating_mul(8) > len {
             crate::sys::real::real! { __poll_chk(p: *mut pollfd, n: u64, t: i32, len: usize) -> i32; }
             return __poll_chk(p, n, t, len);
         }
@@ -190,7 +191,7 @@ pub unsafe extern "C" fn __ppoll_chk(
 ) -> i32 {
     // SAFETY: see above.
     unsafe {
-        if (n as usize).saturating_mul(8) > len {
+        if num::size(n).saturating_mul(8) > len {
             crate::sys::real::real! { __ppoll_chk(p: *mut pollfd, n: u64, t: *const timespec, s: *const sigset_t, len: usize) -> i32; }
             return __ppoll_chk(p, n, t, s, len);
         }
@@ -201,7 +202,7 @@ pub unsafe extern "C" fn __ppoll_chk(
 /// Are any of the descriptors that this select watches connections or sets of ours?
 unsafe fn watches(n: i32, sets: [*mut fd_set; 3]) -> Whose<()> {
     let good = |n: i32, may: fn(*const u64, usize) -> bool| {
-        let bytes = (n as usize).div_ceil(64) * 8; // whole words
+        let bytes = num::word(n).div_ceil(64) * 8; // whole words
         sets.iter()
             .all(|s| s.is_null() || may(s.cast_const().cast(), bytes))
     };
@@ -263,11 +264,11 @@ pub unsafe extern "C" fn select(
         });
         let got = polls::select(n, [r, w, e], call, native, |p, n, left| match &whole {
             Some(whole) if left == ms => real::ppoll(p, n as u64, whole, null()),
-            _ => real::poll(p, n as u64, left as i32),
+            _ => real::poll(p, n as u64, num::millis(left)),
         });
         if !was_native.get() && !t.is_null() && pages::writable(t, size_of::<timeval>()) {
             // Linux stores the time that is left.
-            let spent = (crate::sys::now_ns() - start) as i64 / 1000;
+            let spent = num::long(crate::sys::now_ns() - start) / 1000;
             let left = (ms.saturating_mul(1000) - spent).max(0);
             (*t).tv_sec = left / 1_000_000;
             (*t).tv_usec = left % 1_000_000;
@@ -387,7 +388,7 @@ pub unsafe extern "C" fn epoll_wait(ep: i32, ev: *mut epoll_event, n: i32, t: i3
     unsafe {
         match get(ep) {
             Fd::Set(s) => epoll::wait((s, ep), ev, n, until(t.into(), null()), |ep, ev, n, ms| {
-                real::epoll_wait(ep, ev, n, ms as i32)
+                real::epoll_wait(ep, ev, n, num::millis(ms))
             }),
             _ => real::epoll_wait(ep, ev, n, t),
         }
@@ -407,7 +408,7 @@ pub unsafe extern "C" fn epoll_pwait(
         match get(ep) {
             Fd::Set(i) if pages::readable_or_null(s.cast::<u64>()) => {
                 epoll::wait((i, ep), ev, n, until(t.into(), s), |ep, ev, n, ms| {
-                    real::epoll_pwait(ep, ev, n, ms as i32, s)
+                    real::epoll_pwait(ep, ev, n, num::millis(ms), s)
                 })
             }
             _ => real::epoll_pwait(ep, ev, n, t, s),

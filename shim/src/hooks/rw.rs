@@ -6,6 +6,7 @@ use crate::sys::{pages, real};
 use crate::{conn, process, tcp};
 use core::ffi::c_void;
 use core::ptr::null_mut;
+use lane::num;
 use lane::proto::reason::Reason;
 use libc::{iovec, off_t, sockaddr, socklen_t};
 
@@ -21,11 +22,11 @@ fn vec(p: *const c_void, n: usize) -> [iovec; 1] {
 /// # Safety
 /// `v` and `n` as in `readv`.
 unsafe fn vecs<'a>(v: *const iovec, n: i32) -> Option<&'a [iovec]> {
-    let ok = (0..=1024).contains(&n) && pages::readable(v, n as usize * size_of::<iovec>());
+    let ok = (0..=1024).contains(&n) && pages::readable(v, num::word(n) * size_of::<iovec>());
     // (`n` may be 0, and `v` null.)
     let ok = ok && !v.is_null();
     // SAFETY: the application promises `n` entries.
-    let s = ok.then(|| unsafe { core::slice::from_raw_parts(v, n as usize) })?;
+    let s = ok.then(|| unsafe { core::slice::from_raw_parts(v, num::word(n)) })?;
     let total = s.iter().try_fold(0usize, |t, v| t.checked_add(v.iov_len))?;
     (total <= isize::MAX as usize).then_some(s)
 }
@@ -273,7 +274,7 @@ fn counted(fd: i32, out: bool, native: impl Fn() -> isize) -> isize {
     if let Some(i) = conn(fd).filter(|_| r > 0) {
         let c = crate::state::table::conn(i);
         let k = if out { &c.tx.tcp_pos } else { &c.rx.tcp_pos };
-        k.add(r as u64, core::sync::atomic::Ordering::Relaxed);
+        k.add(num::count(r) as u64, core::sync::atomic::Ordering::Relaxed);
     }
     r
 }

@@ -9,6 +9,7 @@ use crate::state::fdtab::{self, get, Fd};
 use crate::state::uring::{self, Params, Sqe};
 use crate::sys::{env, pages, real, thread};
 use core::ffi::c_void;
+use lane::num;
 use lane::proto::reason::Reason;
 
 const OP_NOP: u8 = 0;
@@ -51,7 +52,7 @@ pub unsafe extern "C" fn setup(entries: u32, params: *mut c_void) -> i32 {
     let _inside = thread::enter();
     let (n, p) = (libc::SYS_io_uring_setup, params as usize);
     // SAFETY: passed on.
-    let fd = unsafe { real::syscall(n, entries as usize, p, 0, 0, 0, 0) } as i32;
+    let fd = unsafe { real::call(n, entries as usize, p, 0, 0, 0, 0) };
     if fd >= 0 && !env::off() && fdtab::init() {
         crate::preserving_errno(|| {
             // SAFETY: the kernel has just filled them in; any bytes are a value.
@@ -82,10 +83,10 @@ pub unsafe extern "C" fn enter(
             crate::preserving_errno(|| submitting(r, to_submit));
         }
     }
-    let (n, ring, count) = (libc::SYS_io_uring_enter, fd as usize, to_submit as usize);
+    let (n, ring, count) = (libc::SYS_io_uring_enter, num::word(fd), to_submit as usize);
     let (least, flags, arg) = (least as usize, flags as usize, arg as usize);
     // SAFETY: passed on.
-    unsafe { real::syscall(n, ring, count, least, flags, arg, size) as i32 }
+    unsafe { real::call(n, ring, count, least, flags, arg, size) }
 }
 
 /// # Safety
@@ -108,12 +109,12 @@ pub unsafe extern "C" fn register(fd: i32, op: u32, arg: *mut c_void, n: u32) ->
     });
     let (call, fd, op, n) = (
         libc::SYS_io_uring_register,
-        fd as usize,
+        num::word(fd),
         op as usize,
         n as usize,
     );
     // SAFETY: passed on.
-    unsafe { real::syscall(call, fd, op, arg as usize, n, 0, 0) as i32 }
+    unsafe { real::call(call, fd, op, arg as usize, n, 0, 0) }
 }
 
 /// The list of descriptors that an operation registers. `None` also if it cannot be read: the kernel will refuse it.
@@ -140,7 +141,7 @@ fn listed(op: u32, arg: *const c_void, n: u32) -> Option<(*const i32, u32)> {
 
 /// Descriptors that later requests will name only by an index.
 fn unseen_files(list: *const i32, n: u32) {
-    for k in 0..n.min(fdtab::MAX_FD as u32) as usize {
+    for k in 0..n.min(num::small(fdtab::MAX_FD)) as usize {
         let at = list.wrapping_add(k);
         if !pages::readable(at, size_of::<i32>()) {
             return;
@@ -203,7 +204,11 @@ fn request(sqe: &mut Sqe, chained: bool) {
 /// A registration that libc's `epoll_ctl` would have made is made by the shim's hook, and the request is changed into
 /// one that the kernel completes with the same result.
 fn epoll_ctl(sqe: &mut Sqe, chained: bool) {
-    let (ep, op, fd) = (sqe.fd, sqe.len as i32, sqe.off as i32);
+    let (ep, op, fd) = (
+        sqe.fd,
+        num::signed(sqe.len),
+        num::signed(num::low32(sqe.off)),
+    );
     // A request in a chain takes effect only later; a malformed one is left for the kernel to refuse.
     let late = chained || sqe.flags & (IO_LINK | IO_HARDLINK | IO_DRAIN) != 0;
     let odd = sqe.flags & (FIXED_FILE | BUFFER_SELECT) != 0
@@ -223,7 +228,7 @@ fn epoll_ctl(sqe: &mut Sqe, chained: bool) {
                 // kernel comes to this one. So the request is replaced by one that certainly gets this error. The
                 // kernel finds other errors by itself.
                 let known = error == libc::EEXIST;
-                (sqe.fd, sqe.off) = (set, if known { member } else { ep } as u64);
+                (sqe.fd, sqe.off) = (set, num::word(if known { member } else { ep }) as u64);
             }
         }
         (_, Fd::Conn(_)) => process::give_up(fd, Reason::EpollShared),
@@ -263,13 +268,19 @@ pub unsafe extern "C" fn submit(context: usize, n: i64, list: *const *const Iocb
             }
             // SAFETY: as above.
             let b = unsafe { b.read_unaligned() };
-            match (b.opcode, get(b.fd as i32)) {
-                (IOCB_CMD_POLL, Fd::Conn(_)) => process::give_up(b.fd as i32, Reason::EpollShared),
-                _ => unseen(b.fd as i32),
+            match (b.opcode, get(num::signed(b.fd))) {
+                (IOCB_CMD_POLL, Fd::Conn(_)) => {
+                    process::give_up(num::signed(b.fd), Reason::EpollShared)
+                }
+                _ => unseen(num::signed(b.fd)),
             }
         }
     });
-    let (call, n, list) = (libc::SYS_io_submit, n as usize, list as usize);
+    let (call, n, list) = (
+        libc::SYS_io_submit,
+        usize::from_ne_bytes(n.to_ne_bytes()),
+        list as usize,
+    );
     // SAFETY: passed on.
-    unsafe { real::syscall(call, context, n, list, 0, 0, 0) as i32 }
+    unsafe { real::call(call, context, n, list, 0, 0, 0) }
 }

@@ -8,6 +8,7 @@ use crate::process::not_ours;
 use crate::promotion::family;
 use crate::sys::{env, real, thread};
 use core::ffi::{c_char, c_void};
+use lane::num;
 
 /// `succeeded` says whether a result means that something has changed.
 fn changed(native: impl FnOnce() -> i32, succeeded: impl FnOnce(i32) -> bool) -> i32 {
@@ -57,7 +58,7 @@ pub unsafe extern "C" fn setfsuid(u: u32) -> i32 {
     // SAFETY: see above.
     changed(
         || unsafe { real::setfsuid(u) },
-        |r| u != ASK && r as u32 != u,
+        |r| u != ASK && num::bits(r) != u,
     )
 }
 
@@ -66,13 +67,19 @@ pub unsafe extern "C" fn setfsgid(g: u32) -> i32 {
     // SAFETY: see above.
     changed(
         || unsafe { real::setfsgid(g) },
-        |r| g != ASK && r as u32 != g,
+        |r| g != ASK && num::bits(r) != g,
     )
 }
 
 /// The calls by number, which change only the calling thread.
 pub mod by_number {
-    use super::{changed, real};
+    use super::{changed, num, real};
+
+    /// Has a call that returns the previous id, `r`, been given another one?
+    fn another(r: i32, new: usize) -> bool {
+        let new = num::low32(new as u64);
+        new != super::ASK && num::bits(r) != new
+    }
 
     macro_rules! numbers {
         ($($name:ident $n:ident($($a:ident),*), $succeeded:expr;)*) => {$(
@@ -82,7 +89,7 @@ pub mod by_number {
                 let (a, b, c) = (next(), next(), next());
                 let succeeded: fn(i32, usize) -> bool = $succeeded;
                 // SAFETY: as the caller's own call.
-                let native = || unsafe { real::syscall(libc::$n, a, b, c, 0, 0, 0) as i32 };
+                let native = || unsafe { real::call(libc::$n, a, b, c, 0, 0, 0) };
                 changed(native, |r| succeeded(r, a))
             }
         )*};
@@ -97,7 +104,7 @@ pub mod by_number {
         setresgid SYS_setresgid(a, b, c), |r, _| r == 0;
         setgroups SYS_setgroups(a, b), |r, _| r == 0;
         capset SYS_capset(a, b), |r, _| r == 0;
-        setfsuid SYS_setfsuid(a), |r, new| new as u32 != super::ASK && r as u32 != new as u32;
-        setfsgid SYS_setfsgid(a), |r, new| new as u32 != super::ASK && r as u32 != new as u32;
+        setfsuid SYS_setfsuid(a), another;
+        setfsgid SYS_setfsgid(a), another;
     }
 }

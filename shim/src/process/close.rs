@@ -10,6 +10,7 @@ use crate::tcp::port::Sock;
 use crate::{daemon, sets, tcp};
 use core::sync::atomic::Ordering::*;
 use lane::family::{flag, state, Conn};
+use lane::num;
 
 /// Called before a descriptor of the application is closed (or replaced by dup2). If the connection lingers,
 /// returns the argument for [`closed`].
@@ -64,7 +65,7 @@ fn moved(i: u32, fd: i32) {
     {
         let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
         l.fd.store(fd, SeqCst);
-        c.fd.store(fd as u32 + 1, Relaxed);
+        c.fd.store(num::bits(fd) + 1, Relaxed);
     }
     waiters::look_again(i);
 }

@@ -3,13 +3,14 @@
 use super::*;
 use crate::state::{attached, fdtab, fuse, table};
 use crate::{sets, sys};
+use lane::num;
 use lane::proto::msg::{op, ALL};
 
 pub fn command(conn: u32, gen: u32, what: u32) {
     if what == op::EAGER_FD {
-        let fd = conn as i32;
+        let fd = num::signed(conn);
         if let Some(i) = fdtab::conn(fd) {
-            if sys::inode(fd).is_ok_and(|(inode, _)| inode as u32 == gen) {
+            if sys::inode(fd).is_ok_and(|(inode, _)| num::low32(inode) == gen) {
                 register_now(i, table::conn(i), fd);
             }
         }

@@ -5,6 +5,7 @@ use crate::daemon::{reply, Fds};
 use crate::promotion::{self, family};
 use crate::state::groups::{self, LinkGroup};
 use crate::sys;
+use lane::num;
 use lane::proto::msg::{ToDaemon, ToShim};
 
 /// The function that `daemon` calls for each message; it is set when the library is loaded.
@@ -24,7 +25,7 @@ pub fn said(m: ToShim, fds: &mut Fds) {
             side,
             bytes,
             remote,
-        } => new_group((group, side), bytes as usize, remote != 0, fds),
+        } => new_group((group, side), num::size(bytes), remote != 0, fds),
         ToShim::Chunk {
             group,
             side,
@@ -120,7 +121,7 @@ fn peer_first((group, side): (u64, u8), bytes: u64, fds: &mut Fds) {
         return; // it is sent again over each new control connection
     }
     let ok = known.zip(fds.take(0)).is_some_and(|(l, fd)| {
-        let ok = keeps_its_size(fd, bytes) && l.map_peer(fd, bytes as usize);
+        let ok = keeps_its_size(fd, bytes) && l.map_peer(fd, num::size(bytes));
         sys::close(fd);
         ok
     });
@@ -136,10 +137,10 @@ fn new_chunk((group, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &
     };
     let ok = fds.take(0).is_some_and(|fd| {
         let ok = match own {
-            true => l.map_chunk(true, chunk, fd, bytes as usize),
+            true => l.map_chunk(true, chunk, fd, num::size(bytes)),
             false => {
                 keeps_its_size(fd, bytes) && {
-                    l.map_further(chunk, fd, bytes as usize, || family::is_shared(l))
+                    l.map_further(chunk, fd, num::size(bytes), || family::is_shared(l))
                 }
             }
         };
@@ -159,5 +160,5 @@ fn new_chunk((group, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &
 fn keeps_its_size(fd: i32, bytes: u64) -> bool {
     let seals = sys::fcntl(fd, libc::F_GET_SEALS, 0).unwrap_or(0);
     seals & libc::F_SEAL_SHRINK != 0
-        && sys::lseek(fd, 0, libc::SEEK_END).is_ok_and(|n| n as u64 >= bytes)
+        && sys::lseek(fd, 0, libc::SEEK_END).is_ok_and(|n| num::natural(n) >= bytes)
 }

@@ -17,6 +17,7 @@ use crate::sys::{self, lock, pids};
 use crate::{daemon, sets};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use lane::family::{flag, state, Conn, Table, CONNS, DOMAINS, TABLE_BYTES};
+use lane::num;
 use lane::proto::reason::Reason;
 
 /// Number of connections that this process has held since the fork that made it.
@@ -159,7 +160,7 @@ fn is_mine(c: &Conn) -> bool {
 
 /// The entries that this process holds, by index.
 fn mine(t: &'static Table) -> impl Iterator<Item = (u32, &'static Conn)> {
-    let used = t.header.used.load(Acquire).min(CONNS as u32);
+    let used = t.header.used.load(Acquire).min(num::small(CONNS));
     let all = (0..used).map(|i| (i, table::conn(i)));
     all.filter(|(_, c)| is_mine(c))
 }

@@ -84,7 +84,7 @@ fn side(fd: i32) -> Option<Side> {
         let outstanding = sys::ioctl_i32(fd, libc::TIOCOUTQ).ok()?;
         let now = info()?;
         if (now.acked, now.sent) == (before.acked, before.sent) {
-            return now.side(outstanding.max(0) as u64);
+            return now.side(u64::try_from(outstanding).unwrap_or(0));
         }
         before = now;
     }

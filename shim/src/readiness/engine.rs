@@ -8,6 +8,7 @@ use crate::sys::clock::cycles_per_us;
 use crate::sys::{self, thread};
 use crate::tcp::probes;
 use core::sync::atomic::{AtomicI32, Ordering::*};
+use lane::num;
 use lane::prim::{cpu, pause, ticks};
 use libc::sigset_t;
 
@@ -25,7 +26,7 @@ impl Until {
     pub fn left_ms(&self, start: u64) -> i64 {
         match self.ms {
             t if t < 0 => -1,
-            t => (t - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0),
+            t => (t - num::long(sys::now_ns().saturating_sub(start) / 1_000_000)).max(0),
         }
     }
 }

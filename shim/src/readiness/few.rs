@@ -4,6 +4,7 @@
 
 use crate::sys::sets::{refused_once, Sets, EVENTS};
 use crate::sys::{self, real, thread};
+use lane::num;
 use libc::{pollfd, sigset_t, timespec};
 
 /// Polls with more entries than this first check whether the limit allows them.
@@ -51,10 +52,10 @@ pub fn poll(
     let n = thread::or_undo(&undo, || asleep(&select));
     let said = match n {
         -1 => Err(crate::errno()),
-        n => Ok(n as usize),
+        n => Ok(num::word(n)),
     };
     match sets.map_or(said, |s| s.told(fds, said)) {
-        Ok(n) => n as i32,
+        Ok(n) => num::int(n as u64),
         Err(e) => {
             crate::set_errno(e);
             -1

@@ -5,7 +5,7 @@ mod sleep;
 
 use crate::readiness::engine::{self, Look, Rounds, Slept, Until};
 use crate::readiness::{epoll, few, room};
-use crate::sets::{IN, OUT};
+use crate::sets::{polled, revents, IN, OUT};
 use crate::state::fdtab::{self, Fd};
 use crate::state::{attached, table};
 use crate::sys::{self, thread};
@@ -14,6 +14,7 @@ use crate::{daemon, promotion};
 use core::sync::atomic::Ordering::*;
 use lane::family::flag;
 use lane::half::tx;
+use lane::num;
 use libc::{pollfd, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
 pub use sets::{is_set, reach};
 
@@ -238,10 +239,10 @@ fn scan(fds: &mut [pollfd], tmp: &mut [pollfd], patient: bool) -> (i32, bool) {
                     0
                 };
                 let urgent = t.revents & libc::POLLPRI;
-                let mut tcp = u32::from(t.revents as u16) & !OUT;
+                let mut tcp = polled(t.revents) & !OUT;
                 match epoll::state(c, table::local(i), p.fd, want, &mut tcp, patient) {
                     Some(ev) => {
-                        let mut r = ev as i16 & (p.events | POLLERR | POLLHUP);
+                        let mut r = revents(ev) & (p.events | POLLERR | POLLHUP);
                         if ev & IN != 0 {
                             r |= p.events & RDNORM;
                         }
@@ -439,7 +440,7 @@ unsafe fn select_in(
             .filter(|p| p.revents != 0)
             .for_each(|p| p.fd = !p.fd);
         if ms >= 0 {
-            left = (ms - (sys::now_ns().saturating_sub(start) / 1_000_000) as i64).max(0);
+            left = (ms - num::long(sys::now_ns().saturating_sub(start) / 1_000_000)).max(0);
         }
     }
     let mut count = 0;
@@ -453,7 +454,7 @@ unsafe fn select_in(
                 count += 1;
             } else {
                 // SAFETY: the bit was set in this set, so the set is there and large enough.
-                unsafe { *s.cast::<u8>().add(fd as usize / 8) &= !(1 << (fd % 8)) };
+                unsafe { *s.cast::<u8>().add(num::word(fd) / 8) &= !(1 << (fd % 8)) };
             }
         }
     }

@@ -4,6 +4,7 @@ use crate::sets;
 use crate::state::table::Local;
 use core::sync::atomic::Ordering::*;
 use lane::family::Conn;
+use lane::num;
 
 /// A level-triggered wait has found no room: a program that sends now does not simply wait for room. (Waits for
 /// the edge do not count.)
@@ -25,7 +26,7 @@ pub fn has_room(l: &Local) {
 #[inline(always)]
 pub fn watched(c: &Conn, l: &Local, mask: u32) {
     if l.copes.load(Relaxed) == 0 && mask & sets::OUT != 0 {
-        let stays = mask & libc::EPOLLET as u32 != 0;
+        let stays = mask & num::bits(libc::EPOLLET) != 0;
         if stays || c.tx.tcp_pos.load(Relaxed).get() > 0 || c.tx.ring_bytes.load(Relaxed) > 0 {
             l.copes.store(1, Relaxed);
         }

@@ -17,6 +17,7 @@ use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
 use lane::family::Conn;
 use lane::half::Memory;
+use lane::num;
 
 /// What woke a waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -233,7 +234,7 @@ fn listen(
     let poll = |p: &mut [libc::pollfd], t: i64| {
         thread::asleep(efd, any, place.in_sleep(), || {
             // SAFETY: a valid array for the call. Nothing is held but the place among the waiters.
-            unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, t as i32) }
+            unsafe { real::poll(p.as_mut_ptr(), p.len() as u64, num::millis(t)) }
         })
     };
     let n = thread::or_undo(&undo, || match poll(&mut p, t) {

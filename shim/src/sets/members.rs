@@ -8,6 +8,7 @@ use crate::sys;
 use crate::tcp::ends;
 use core::sync::atomic::fence;
 use lane::abi::Cursor;
+use lane::num;
 
 /// Number of slots that have to be looked at.
 #[inline(always)]
@@ -20,8 +21,8 @@ pub fn unbind(group: &LinkGroup) {
     if SET_TABLE.load(Relaxed).is_null() {
         return;
     }
-    let want = groups::index(group) as u32 + 1;
-    for i in 0..SETS as u32 {
+    let want = num::small(groups::index(group)) + 1;
+    for i in 0..num::small(SETS) {
         let s = set_at(i);
         if s.used.load(Relaxed) == 0 {
             continue;
@@ -109,7 +110,7 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) ->
     let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, 0, 0);
     let lane = table::conn(conn).lane.load(Relaxed) as usize;
     let g = (lane / LANES_PER_COUNTER).min(COUNTERS - 1);
-    reg.slot.store((k * COUNTERS + g) as u32, Relaxed);
+    reg.slot.store(num::small(k * COUNTERS + g), Relaxed);
     reg.next_counter.store(s.chain[k][g].load(Relaxed), Relaxed);
     if s.counters[k].load(Relaxed) & (1 << g) == 0 {
         s.chain[k][g].store(0, Relaxed);
@@ -129,7 +130,7 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) ->
     let fresh = if space { FRESH } else { 0 };
     // Was the application already told that there is space, and has it not used that up since?
     let told = space
-        && s.told.load(SeqCst).wrapping_sub(reg.armed_at.load(Relaxed)) as i32 > 0
+        && num::signed(s.told.load(SeqCst).wrapping_sub(reg.armed_at.load(Relaxed))) > 0
         && table::local(conn).starved.load(Relaxed) == 0;
     let out = if told { 0 } else { EDGE_OUT };
     let kin = if group.is_inherited() { KIN } else { 0 };
@@ -185,7 +186,7 @@ pub fn make_inner(s: &Set) -> Option<()> {
 /// Lets a set that watches connections listen to the daemon, too, which may ask for an idle connection. Only for sets
 /// on which hooked calls wait: others would see an event that they do not know.
 pub fn hear(s: &Set) {
-    let (ctl, gen) = (daemon::fd(), daemon::generation() as i32);
+    let (ctl, gen) = (daemon::fd(), num::signed(daemon::generation()));
     if ctl < 0
         || s.ctl.load(Relaxed) == gen
         || s.tcp.load(Relaxed) == 0
@@ -210,7 +211,7 @@ pub fn hear(s: &Set) {
 /// group.
 pub fn bind(s: &Set, set: u32, group: &LinkGroup) -> Option<usize> {
     make_inner(s)?;
-    let want = groups::index(group) as u32 + 1;
+    let want = num::small(groups::index(group)) + 1;
     let mut free = None;
     for k in 0..LINK_GROUPS {
         match s.groups[k].load(Relaxed) {
@@ -234,7 +235,7 @@ pub fn bind(s: &Set, set: u32, group: &LinkGroup) -> Option<usize> {
     s.counters[k].store(0, Relaxed);
     s.groups[k].store(want, Release);
     sleepers::hear_too(s, group);
-    s.high.fetch_max(k as u32 + 1, Release);
+    s.high.fetch_max(num::small(k) + 1, Release);
     Some(k)
 }
 
@@ -504,7 +505,7 @@ pub fn tell_error(fd: i32) {
 
 /// Wakes the threads that sleep in the kernel on this set.
 pub fn kick_if_waiting(set: usize) {
-    let s = set_at(set as u32);
+    let s = set_at(num::small(set));
     if s.waiters.load(SeqCst) > 0 {
         let k = s.wake_fd.load(Relaxed);
         if k >= 0 {

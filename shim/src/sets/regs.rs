@@ -42,7 +42,7 @@ pub const TABLE_BYTES: usize = REGS * core::mem::size_of::<Reg>();
 
 /// An address in this library, as a value that the application does not use.
 pub fn address() -> u64 {
-    &REG_FREE as *const AtomicU32 as u64
+    &raw const REG_FREE as u64
 }
 
 /// Registration by index + 1.

@@ -3,6 +3,7 @@
 
 use crate::sys::{self, lock, pids, thread};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
+use lane::num;
 
 /// Descriptors above this number stay native.
 pub const MAX_FD: usize = 1 << 20;
@@ -59,12 +60,12 @@ pub fn init() -> bool {
 #[inline(always)]
 fn slot(fd: i32) -> Option<&'static AtomicU32> {
     let t = TABLE.load(Acquire);
-    if t.is_null() || fd as usize >= MAX_FD {
+    if t.is_null() || num::word(fd) >= MAX_FD {
         return None;
     }
     // SAFETY: the table has MAX_FD zero-initialised words and is never unmapped; `fd` is in range
     // (a negative one is huge as usize).
-    Some(unsafe { &*t.add(fd as usize) })
+    Some(unsafe { &*t.add(num::word(fd)) })
 }
 
 #[inline(always)]
@@ -165,7 +166,7 @@ pub fn set(fd: i32, what: Fd) -> bool {
             Fd::Conn(i) => CONN | i,
             Fd::Set(i) => SET | i,
             // With the inode of the descriptor: see `is_ours`.
-            Fd::Ours => OURS | sys::inode(fd).map_or(0, |(i, _)| i as u32 & IDENTITY),
+            Fd::Ours => OURS | sys::inode(fd).map_or(0, |(i, _)| num::low32(i) & IDENTITY),
             Fd::Ring(i) => OURS | RING | i,
         },
         Relaxed,
@@ -197,7 +198,7 @@ pub fn forget_all() {
 
 /// Notes a number that is in use although it has no entry.
 pub fn reach(fd: i32) {
-    HIGH.fetch_max(fd.min(MAX_FD as i32 - 1), Relaxed);
+    HIGH.fetch_max(fd.min(num::int(MAX_FD as u64) - 1), Relaxed);
 }
 
 /// The same including the shim's own descriptors.
@@ -226,7 +227,7 @@ fn beyond(fd: i32) -> Option<i32> {
     if !sys::set_nofile(enough, hard.max(enough)) {
         return None;
     }
-    let copy = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, from as usize);
+    let copy = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, num::size(from));
     sys::set_nofile(soft, hard);
     copy.ok()
 }
@@ -244,7 +245,7 @@ pub fn hide(fd: i32) -> i32 {
         set(high, Fd::Ours);
         return high;
     }
-    let limit = sys::rlimit_nofile().min(MAX_FD as u64) as usize;
+    let limit = num::size(sys::rlimit_nofile().min(MAX_FD as u64));
     // Not higher than needed: the kernel's own table grows with the highest number.
     for base in [(limit - limit / 4).min(16_384), limit / 2] {
         if base <= 16 {
@@ -277,7 +278,7 @@ pub fn hidden_copy(fd: i32) -> Option<i32> {
         set(high, Fd::Ours);
         return Some(high);
     }
-    let limit = sys::rlimit_nofile().min(MAX_FD as u64) as usize;
+    let limit = num::size(sys::rlimit_nofile().min(MAX_FD as u64));
     let copy = |base| sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, base).ok();
     let high = [(limit - limit / 4).min(16_384), limit / 2, 3]
         .into_iter()
@@ -290,10 +291,11 @@ pub fn hidden_copy(fd: i32) -> Option<i32> {
 pub fn hidden_copies(inode: u64) -> u32 {
     let here = |fd: &i32| {
         let v = slot(*fd).map_or(0, |s| s.load(Relaxed));
-        let ours = v & KIND == OURS && v & RING == 0 && v & IDENTITY == inode as u32 & IDENTITY;
+        let ours =
+            v & KIND == OURS && v & RING == 0 && v & IDENTITY == num::low32(inode) & IDENTITY;
         ours && sys::inode(*fd).is_ok_and(|(n, _)| n == inode)
     };
-    (0..=high_with_ours()).filter(here).count() as u32
+    num::small((0..=high_with_ours()).filter(here).count())
 }
 
 /// Is this still our own descriptor? An inlined system call may have closed it, and its number may be a file or a
@@ -302,7 +304,7 @@ pub fn hidden_copies(inode: u64) -> u32 {
 pub fn is_ours(fd: i32) -> bool {
     let Some(s) = slot(fd) else { return false };
     let v = s.load(Relaxed);
-    let same = |(inode, _): (u64, u32)| inode as u32 & IDENTITY == v & IDENTITY;
+    let same = |(inode, _): (u64, u32)| num::low32(inode) & IDENTITY == v & IDENTITY;
     if v & KIND != OURS || v & RING != 0 {
         return false;
     }

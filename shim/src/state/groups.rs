@@ -10,6 +10,7 @@ use lane::abi::{
     Loc, LocWord, Private, CHUNKS, LANES, RING_FAST_LOG2, RING_LOG2_MAX, RING_LOG2_MIN,
 };
 use lane::half::Area;
+use lane::num;
 use std::sync::OnceLock;
 
 /// Link groups per process.
@@ -133,7 +134,7 @@ pub fn find(id: u64, side: u8) -> Option<&'static LinkGroup> {
 
 /// Slot number of a link group.
 pub fn index(l: &LinkGroup) -> usize {
-    (l as *const LinkGroup as usize - TABLE.load(Relaxed) as usize)
+    (core::ptr::from_ref(l) as usize - TABLE.load(Relaxed) as usize)
         / core::mem::size_of::<LinkGroup>()
 }
 
@@ -221,7 +222,7 @@ pub fn settle_owed(tell: impl Fn(&LinkGroup, u32) -> bool) -> bool {
             while bits != 0 {
                 let bit = bits.trailing_zeros();
                 bits &= bits - 1;
-                let lane = k as u32 * 64 + bit;
+                let lane = num::small(k) * 64 + bit;
                 if !tell(l, lane) {
                     l.owe(lane);
                     all = false;
@@ -461,7 +462,7 @@ impl LinkGroup {
             if a.ready.load(Acquire) & (1 << chunk) == 0 {
                 break;
             }
-            let per_chunk = (self.own.chunk_len(chunk as usize) / 4096) as u32;
+            let per_chunk = num::small(self.own.chunk_len(chunk as usize) / 4096);
             let page = a.page.load(Relaxed);
             if page + pages <= per_chunk {
                 a.page.store(page + pages, Relaxed);
@@ -471,7 +472,7 @@ impl LinkGroup {
             a.page.store(0, Relaxed);
         }
         // Ask again after a while: the daemon may have refused, or the answer may be lost.
-        let (now, asked) = (sys::now_ms() as u32 | 1, a.asked.load(Relaxed));
+        let (now, asked) = (num::low32(sys::now_ms()) | 1, a.asked.load(Relaxed));
         if asked == 0 || now.wrapping_sub(asked) >= ASK_MS {
             a.asked.store(now, Relaxed);
             want(self);
@@ -488,7 +489,7 @@ impl LinkGroup {
         let n = a.count[class].load(Relaxed) as usize;
         if n < FREE_PER_CLASS {
             a.free[class][n].store(loc.word(), Relaxed);
-            a.count[class].store(n as u32 + 1, Relaxed);
+            a.count[class].store(num::small(n) + 1, Relaxed);
         }
     }
 }

@@ -14,6 +14,7 @@
 use crate::state::fdtab;
 use crate::sys::{self, thread};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
+use lane::num;
 use libc::{c_void, siginfo_t};
 
 const fn bit(sig: i32) -> u64 {
@@ -45,7 +46,7 @@ static ACTIONS: [Action; 65] = [const {
 
 /// Flags that the trampoline's entry in the kernel has differently: it always needs siginfo, and resets the handler
 /// itself.
-const CHANGED: u32 = (libc::SA_SIGINFO | libc::SA_RESETHAND) as u32;
+const CHANGED: u32 = num::bits(libc::SA_SIGINFO | libc::SA_RESETHAND);
 
 type Handler = unsafe extern "C" fn(i32, *mut siginfo_t, *mut c_void);
 
@@ -77,8 +78,8 @@ unsafe fn prepare(sig: i32, info: *mut siginfo_t, context: *mut c_void) -> usize
     if thread::is_inside() && !fault && unsafe { defer(sig, info, context.cast()) } {
         return 0;
     }
-    let a = &ACTIONS[sig as usize & 63 | sig as usize & 64];
-    let (handler, flags) = (a.handler.load(Acquire), a.flags.load(Relaxed) as i32);
+    let a = &ACTIONS[num::word(sig) & 63 | num::word(sig) & 64];
+    let (handler, flags) = (a.handler.load(Acquire), num::signed(a.flags.load(Relaxed)));
     if flags & libc::SA_RESETHAND != 0 {
         sys::reset_handler(sig, ours());
     }
@@ -137,7 +138,7 @@ pub unsafe fn change(
     let entered = wrapped.is_some();
     if let Some(n) = wrapped {
         // Stored first: a signal may come as soon as the kernel has the entry.
-        a.flags.store(n.sa_flags as u32, Relaxed);
+        a.flags.store(num::bits(n.sa_flags), Relaxed);
         a.handler.store(n.sa_sigaction, Release);
         n.sa_sigaction = ours();
         n.sa_flags = (n.sa_flags | libc::SA_SIGINFO) & !libc::SA_RESETHAND;
@@ -152,7 +153,7 @@ pub unsafe fn change(
     if r == 0 && !old.is_null() {
         if was.sa_sigaction == ours() {
             was.sa_sigaction = before.0;
-            was.sa_flags = (was.sa_flags as u32 & !CHANGED | before.1 & CHANGED) as i32;
+            was.sa_flags = num::signed(num::bits(was.sa_flags) & !CHANGED | before.1 & CHANGED);
         }
         // SAFETY: the application's.
         unsafe { old.write(was) };
@@ -163,17 +164,17 @@ pub unsafe fn change(
 /// The process gets its first TCP socket: handlers that it has installed so far are put behind the trampoline.
 pub fn take_over() {
     for sig in (1..=31).chain(34..=64) {
-        let Some(mut k) = sys::kernel_action(sig, None).filter(|k| k[0] as usize > 1) else {
+        let Some(mut k) = sys::kernel_action(sig, None).filter(|k| num::size(k[0]) > 1) else {
             continue;
         };
-        if k[0] as usize == ours() {
+        if num::size(k[0]) == ours() {
             continue;
         }
-        let a = &ACTIONS[sig as usize];
-        a.flags.store(k[1] as u32, Relaxed);
-        a.handler.store(k[0] as usize, Release);
+        let a = &ACTIONS[num::word(sig)];
+        a.flags.store(num::low32(k[1]), Relaxed);
+        a.handler.store(num::size(k[0]), Release);
         k[0] = ours() as u64;
-        k[1] = (k[1] | libc::SA_SIGINFO as u64) & !(libc::SA_RESETHAND as u32 as u64);
+        k[1] = (k[1] | libc::SA_SIGINFO as u64) & !u64::from(num::bits(libc::SA_RESETHAND));
         sys::kernel_action(sig, Some(&k));
     }
 }
@@ -183,7 +184,7 @@ pub fn foreign_cut() -> bool {
     // 32 and 33 are the C library's own (cancellation, setxid).
     (1..=31).chain(34..=64).any(|sig| {
         sys::kernel_action(sig, None).is_some_and(|k| {
-            k[0] > 1 && k[0] as usize != ours() && k[1] & libc::SA_RESTART as u64 == 0
+            k[0] > 1 && num::size(k[0]) != ours() && k[1] & libc::SA_RESTART as u64 == 0
         })
     })
 }

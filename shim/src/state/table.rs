@@ -11,7 +11,7 @@ use crate::sys::{self, pids};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use lane::abi::{Cursor, Private, TcpPos};
 use lane::family::{flag, state, Conn, Table, CONNS, MAGIC, TABLE_BYTES};
-use lane::proto::reason::Reason;
+use lane::{num, proto::reason::Reason};
 
 /// Process-private counterpart of an entry of the family table.
 #[repr(C, align(64))]
@@ -97,7 +97,7 @@ impl Local {
     #[inline(always)]
     pub fn owes_notifications(&self) -> bool {
         let word = self.zerocopy.load(Relaxed);
-        (word >> 32) as u32 != word as u32
+        (word >> 32) as u32 != num::low32(word)
     }
 
     /// Does the shim count and deliver the notifications of this connection? Then the kernel has none.
@@ -178,7 +178,7 @@ pub fn make(at: *mut u8) -> Option<(i32, *mut Table)> {
     let fd = sys::memfd(c"underpass-family").ok()?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     let mapped = sys::ftruncate(fd, TABLE_BYTES)
-        .and_then(|()| sys::fcntl(fd, libc::F_ADD_SEALS, seals as usize))
+        .and_then(|()| sys::fcntl(fd, libc::F_ADD_SEALS, num::word(seals)))
         .and_then(|_| match at.is_null() {
             true => sys::map(fd, TABLE_BYTES, true),
             false => sys::map_over(at, TABLE_BYTES, fd).map(|()| at),
@@ -191,7 +191,7 @@ pub fn make(at: *mut u8) -> Option<(i32, *mut Table)> {
     // SAFETY: freshly mapped, TABLE_BYTES long; atomics accept zeroed memory.
     let h = unsafe { &(*t).header };
     h.version.store(u32::from(lane::VERSION), Relaxed);
-    h.conns.store(CONNS as u32, Relaxed);
+    h.conns.store(num::small(CONNS), Relaxed);
     h.pid.store(pids::pid(), Relaxed);
     pids::found(h);
     h.magic.store(MAGIC, Release);
@@ -279,15 +279,15 @@ pub fn is_other(fd: i32) -> bool {
 
 /// The private counterpart of an entry of the table.
 pub fn local_of(c: &Conn) -> &'static Local {
-    let first = conn(0) as *const Conn as usize;
-    local(((c as *const Conn as usize - first) / core::mem::size_of::<Conn>()) as u32)
+    let at = core::ptr::from_ref(c) as usize - core::ptr::from_ref(conn(0)) as usize;
+    local(num::small(at / core::mem::size_of::<Conn>()))
 }
 
 /// The entry of the table that contains this word.
 pub fn entry_of(word: &AtomicU32) -> Option<u32> {
     let first = table()?.conns.as_ptr() as usize;
-    let at = (word as *const AtomicU32 as usize).checked_sub(first)? / core::mem::size_of::<Conn>();
-    (at < CONNS).then_some(at as u32)
+    let at = (&raw const *word as usize).checked_sub(first)? / core::mem::size_of::<Conn>();
+    (at < CONNS).then_some(num::small(at))
 }
 
 /// Is this the lock of a direction?
@@ -356,20 +356,20 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
             continue;
         }
         if i >= start % CONNS {
-            HINT.store((i as u32 + 1) % CONNS as u32, Relaxed);
+            HINT.store((num::small(i) + 1) % num::small(CONNS), Relaxed);
         }
-        t.header.used.fetch_max(i as u32 + 1, Relaxed);
+        t.header.used.fetch_max(num::small(i) + 1, Relaxed);
         reset(c);
         c.tx.forget_uncounted();
         c.rx.forget_uncounted();
-        let l = local(i as u32);
+        let l = local(num::small(i));
         let gen = c.gen.load(Relaxed).max(l.gen.load(Relaxed)) + 1;
         c.gen.store(gen, Relaxed);
         l.gen.store(gen, Relaxed);
         c.flags.store(flags, Relaxed);
         c.reason.store(Reason::Young.code(), Relaxed);
         c.holders[0].store(pids::me(), Relaxed);
-        c.fd.store(fd as u32 + 1, Relaxed);
+        c.fd.store(num::bits(fd) + 1, Relaxed);
         // In another pid namespace, our number means something else to the rest of the family: none may judge by it.
         c.forks.store(FOREIGN.load(Relaxed), Relaxed);
         l.group.store(core::ptr::null_mut(), Relaxed);
@@ -403,7 +403,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         l.leaving.store(0, Relaxed);
         l.standard.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`
-        return Some(i as u32);
+        return Some(num::small(i));
     }
     None
 }
@@ -412,7 +412,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
 fn recent() -> Option<usize> {
     let n = RECENT_N.load(Relaxed) as usize;
     let last = n.checked_sub(1)?;
-    RECENT_N.store(last as u32, Relaxed);
+    RECENT_N.store(num::small(last), Relaxed);
     let i = RECENT.get(last)?.swap(0, Relaxed);
     i.checked_sub(1).map(|i| i as usize & (CONNS - 1))
 }
@@ -487,7 +487,7 @@ pub fn same_pid_namespace() -> bool {
 
 /// Copies an entry that no other thread uses.
 pub fn copy(from: &Conn, to: &Conn) {
-    let (from, to) = (from as *const Conn, to as *const Conn);
+    let (from, to) = (core::ptr::from_ref(from), core::ptr::from_ref(to));
     for w in 0..core::mem::size_of::<Conn>() / 4 {
         // SAFETY: inside the entries, aligned; they consist of atomics.
         let (a, b) = unsafe {
@@ -510,8 +510,8 @@ fn reset(c: &Conn) {
         &c.rx.lock,
         &c.rx.native_calls,
     ]
-    .map(|a| a as *const AtomicU32 as usize);
-    let base = c as *const Conn as usize;
+    .map(|a| core::ptr::from_ref::<AtomicU32>(a) as usize);
+    let base = core::ptr::from_ref(c) as usize;
     for w in 0..core::mem::size_of::<Conn>() / 4 {
         let p = base + w * 4;
         if !skip.contains(&p) {
@@ -566,13 +566,13 @@ pub fn name(i: u32, fd: i32) {
             let (ip, port) = match i32::from(ss.ss_family) {
                 libc::AF_INET => {
                     // SAFETY: the family says that this is a sockaddr_in, which fits the storage.
-                    let a = unsafe { &*(&ss as *const _ as *const libc::sockaddr_in) };
+                    let a = unsafe { &*(&raw const ss).cast::<libc::sockaddr_in>() };
                     let v4 = std::net::Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr));
                     (v4.to_ipv6_mapped().octets(), u16::from_be(a.sin_port))
                 }
                 libc::AF_INET6 => {
                     // SAFETY: as above, for sockaddr_in6.
-                    let a = unsafe { &*(&ss as *const _ as *const libc::sockaddr_in6) };
+                    let a = unsafe { &*(&raw const ss).cast::<libc::sockaddr_in6>() };
                     (a.sin6_addr.s6_addr, u16::from_be(a.sin6_port))
                 }
                 _ => continue,

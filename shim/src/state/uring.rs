@@ -7,6 +7,7 @@
 use crate::state::fdtab;
 use crate::sys::{self, lock};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
+use lane::num;
 
 const RINGS: usize = 1024;
 const SETUP_IOPOLL: u32 = 1;
@@ -113,7 +114,7 @@ pub fn made(fd: i32, p: &Params) -> Option<u32> {
     if p.flags & unseen != 0 || !init() {
         return None;
     }
-    let (n, r) = (0..RINGS as u32)
+    let (n, r) = (0..num::small(RINGS))
         .filter_map(|i| Some((i, at(i)?)))
         .find(|(_, r)| r.refs.compare_exchange(0, 1, AcqRel, Relaxed).is_ok())?;
     let stride = if p.flags & SETUP_SQE128 != 0 { 128 } else { 64 };
@@ -145,7 +146,7 @@ pub fn made(fd: i32, p: &Params) -> Option<u32> {
     r.sqes.store(sqes, Relaxed);
     r.sqes_bytes.store(bytes(sqes_bytes), Relaxed);
     r.entries.store(p.sq_entries, Relaxed);
-    r.stride.store(stride as u32, Relaxed);
+    r.stride.store(num::small(stride), Relaxed);
     r.head.store(p.sq.head, Relaxed);
     r.tail.store(p.sq.tail, Relaxed);
     r.array.store(array, Relaxed);

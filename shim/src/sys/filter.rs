@@ -5,6 +5,7 @@
 
 use crate::sys::pages;
 use core::ffi::c_void;
+use lane::num;
 
 /// `struct sock_filter`
 #[derive(Clone, Copy)]
@@ -39,10 +40,10 @@ type Call = [u32; 16];
 
 fn call(number: i64, args: [u64; 6]) -> Call {
     let mut c = [0; 16];
-    c[0] = number as u32;
+    c[0] = num::low32(num::natural(number));
     c[1] = ARCH;
     for (k, a) in args.into_iter().enumerate() {
-        c[4 + 2 * k] = a as u32;
+        c[4 + 2 * k] = num::low32(a);
         c[5 + 2 * k] = (a >> 32) as u32;
     }
     c
@@ -54,14 +55,24 @@ const CALLS: &[(i64, [u64; 6])] = {
         (n, [0; 6])
     }
     const fn fcntl(cmd: i32) -> (i64, [u64; 6]) {
-        (libc::SYS_fcntl, [3, cmd as u64, 0, 0, 0, 0])
+        (libc::SYS_fcntl, [3, num::word(cmd) as u64, 0, 0, 0, 0])
     }
     const fn socket(n: i64) -> (i64, [u64; 6]) {
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        (n, [libc::AF_UNIX as u64, kind as u64, 0, 0, 0, 0])
+        (
+            n,
+            [libc::AF_UNIX as u64, num::word(kind) as u64, 0, 0, 0, 0],
+        )
     }
     const fn mmap(prot: i32) -> (i64, [u64; 6]) {
-        let words = [0, 4096, prot as u64, libc::MAP_SHARED as u64, 3, 0];
+        let words = [
+            0,
+            4096,
+            num::word(prot) as u64,
+            libc::MAP_SHARED as u64,
+            3,
+            0,
+        ];
         (libc::SYS_mmap, words)
     }
     &[
@@ -152,8 +163,8 @@ fn run(op: impl Fn(usize) -> Option<Op>, call: &Call) -> Option<u32> {
             0x01 => x = k,
             0x60 => a = *cell?,
             0x61 => x = *cell?,
-            0x80 => a = size_of::<Call>() as u32,
-            0x81 => x = size_of::<Call>() as u32,
+            0x80 => a = num::small(size_of::<Call>()),
+            0x81 => x = num::small(size_of::<Call>()),
             0x02 => *cell? = a,
             0x03 => *cell? = x,
             0x04 | 0x0c => a = a.wrapping_add(v),

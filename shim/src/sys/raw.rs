@@ -4,6 +4,13 @@
 //! calls are also no cancellation points, so they may be made under a lock. What may block goes through
 //! [`crate::sys::real`] instead, with no lock held. Results are `Result<_, errno>`.
 
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "every argument is a register, with the sign of the C type, and every result is one: its C type is smaller"
+)]
+
 use core::arch::asm;
 use lane::os::{position, TcpCounts, TcpInfo};
 
@@ -241,7 +248,7 @@ pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32, ms: u32) {
         word.as_ptr(),
         libc::FUTEX_WAIT,
         value,
-        &ts as *const libc::timespec,
+        &raw const ts,
         0,
         0
     );
@@ -306,14 +313,7 @@ pub fn epoll_create() -> R<i32> {
 
 pub fn epoll_ctl(ep: i32, op: i32, fd: i32, events: u32, data: u64) -> R<()> {
     let mut ev = libc::epoll_event { events, u64: data };
-    sc!(
-        libc::SYS_epoll_ctl,
-        ep,
-        op,
-        fd,
-        &mut ev as *mut libc::epoll_event
-    )
-    .map(drop)
+    sc!(libc::SYS_epoll_ctl, ep, op, fd, &raw mut ev).map(drop)
 }
 
 /// Does not block (time-out 0).
@@ -342,7 +342,7 @@ pub fn poll_now(fds: &mut [libc::pollfd]) -> usize {
         libc::SYS_ppoll,
         fds.as_mut_ptr(),
         fds.len(),
-        &ts as *const libc::timespec,
+        &raw const ts,
         0,
         8
     );
@@ -360,7 +360,7 @@ pub fn select(n: i32, sets: [*mut libc::fd_set; 3], ms: u32) -> R<usize> {
         tv_nsec: i64::from(ms % 1000) * 1_000_000,
     };
     let [r, w, e] = sets;
-    let ts = &ts as *const libc::timespec;
+    let ts = &raw const ts;
     sc_once!(libc::SYS_pselect6, n, r, w, e, ts, 0)
 }
 
@@ -407,11 +407,11 @@ pub fn recv(fd: i32, p: *mut u8, n: usize, flags: i32) -> R<usize> {
 }
 
 pub fn sendmsg(fd: i32, m: &libc::msghdr, flags: i32) -> R<usize> {
-    sc!(libc::SYS_sendmsg, fd, m as *const libc::msghdr, flags)
+    sc!(libc::SYS_sendmsg, fd, core::ptr::from_ref(m), flags)
 }
 
 pub fn recvmsg(fd: i32, m: &mut libc::msghdr, flags: i32) -> R<usize> {
-    sc!(libc::SYS_recvmsg, fd, m as *mut libc::msghdr, flags)
+    sc!(libc::SYS_recvmsg, fd, core::ptr::from_mut(m), flags)
 }
 
 pub fn socket(domain: i32, ty: i32, proto: i32) -> R<i32> {
@@ -439,7 +439,7 @@ pub fn getsockopt(fd: i32, level: i32, name: i32, buf: &mut [u8]) -> R<usize> {
         level,
         name,
         buf.as_mut_ptr(),
-        &mut len as *mut u32
+        &raw mut len
     )?;
     Ok(len as usize)
 }
@@ -463,7 +463,7 @@ pub fn setsockopt(fd: i32, level: i32, name: i32, val: &[u8]) -> R<()> {
 
 pub fn ioctl_i32(fd: i32, req: u64) -> R<i32> {
     let mut v = 0i32;
-    sc!(libc::SYS_ioctl, fd, req, &mut v as *mut i32)?;
+    sc!(libc::SYS_ioctl, fd, req, &raw mut v)?;
     Ok(v)
 }
 
@@ -477,12 +477,7 @@ pub fn sockaddr(fd: i32, peer: bool) -> R<libc::sockaddr_storage> {
     } else {
         libc::SYS_getsockname
     };
-    sc!(
-        n,
-        fd,
-        &mut ss as *mut libc::sockaddr_storage,
-        &mut len as *mut u32
-    )?;
+    sc!(n, fd, &raw mut ss, &raw mut len)?;
     Ok(ss)
 }
 
@@ -496,7 +491,7 @@ pub fn is_tcp(fd: i32) -> bool {
 pub fn inode(fd: i32) -> R<(u64, u32)> {
     // SAFETY: all-zero is a valid stat buffer.
     let mut st: libc::stat = unsafe { core::mem::zeroed() };
-    let mut ask = || sc!(libc::SYS_fstat, fd, &mut st as *mut libc::stat);
+    let mut ask = || sc!(libc::SYS_fstat, fd, &raw mut st);
     // (A temporary lack of memory does not mean that the descriptor has changed.)
     let answer = (0..8).map(|_| ask()).find(|r| *r != Err(libc::ENOMEM));
     answer.unwrap_or(Err(libc::ENOMEM))?;
@@ -514,7 +509,7 @@ pub fn nofile() -> Option<(u64, u64)> {
         rlim_max: 0,
     };
     let what = libc::RLIMIT_NOFILE as i32;
-    sc!(libc::SYS_prlimit64, 0, what, 0, &mut r as *mut libc::rlimit).ok()?;
+    sc!(libc::SYS_prlimit64, 0, what, 0, &raw mut r).ok()?;
     Some((r.rlim_cur, r.rlim_max))
 }
 
@@ -524,7 +519,7 @@ pub fn set_nofile(soft: u64, hard: u64) -> bool {
         rlim_max: hard,
     };
     let what = libc::RLIMIT_NOFILE as i32;
-    sc!(libc::SYS_prlimit64, 0, what, &r as *const libc::rlimit, 0).is_ok()
+    sc!(libc::SYS_prlimit64, 0, what, &raw const r, 0).is_ok()
 }
 
 /// The soft limit; `unknown` if the kernel does not return it.
@@ -533,7 +528,7 @@ fn rlimit(what: i32, unknown: u64) -> u64 {
         rlim_cur: unknown,
         rlim_max: unknown,
     };
-    let _ = sc!(libc::SYS_prlimit64, 0, what, 0, &mut r as *mut libc::rlimit);
+    let _ = sc!(libc::SYS_prlimit64, 0, what, 0, &raw mut r);
     r.rlim_cur
 }
 
@@ -571,14 +566,7 @@ pub fn poll_ms(fd: i32, events: i16, ms: u32) -> R<i16> {
         tv_sec: 0,
         tv_nsec: i64::from(ms) * 1_000_000,
     };
-    let r = sc_once!(
-        libc::SYS_ppoll,
-        &mut p as *mut libc::pollfd,
-        1,
-        &ts as *const libc::timespec,
-        0,
-        8
-    );
+    let r = sc_once!(libc::SYS_ppoll, &raw mut p, 1, &raw const ts, 0, 8);
     match r {
         Err(libc::EINVAL) => sets::now(core::slice::from_mut(&mut p), ms)?,
         r => r?,

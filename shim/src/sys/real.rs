@@ -5,6 +5,7 @@
 
 use core::ffi::{c_char, c_void, CStr};
 use core::sync::atomic::{AtomicPtr, Ordering::*};
+use lane::num;
 
 extern "C" {
     // Declared here because the libc crate's own bindings would pull in our exports for others.
@@ -96,14 +97,28 @@ pub fn find_early() {
     }
 }
 
+/// `syscall` for a call that returns an `int`.
+///
+/// # Safety
+/// As the system call.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the kernel has returned an int, or the C library -1"
+)]
+#[inline(always)]
+pub unsafe fn call(n: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> i32 {
+    // SAFETY: passed on.
+    unsafe { syscall(n, a, b, c, d, e, f) as i32 }
+}
+
 /// Calls that programs make by number, because older C libraries, and musl, have no function for them.
 ///
 /// # Safety
 /// As the system call.
 pub unsafe fn close_range(first: u32, last: u32, flags: i32) -> i32 {
-    let w = [first as usize, last as usize, flags as usize];
+    let w = [first as usize, last as usize, num::word(flags)];
     // SAFETY: as the caller's own call.
-    unsafe { syscall(libc::SYS_close_range, w[0], w[1], w[2], 0, 0, 0) as i32 }
+    unsafe { call(libc::SYS_close_range, w[0], w[1], w[2], 0, 0, 0) }
 }
 
 /// # Safety
@@ -118,7 +133,7 @@ pub unsafe fn execveat(
     let (path, argv, envp) = (path as usize, argv as usize, envp as usize);
     let n = libc::SYS_execveat;
     // SAFETY: as the caller's own call.
-    unsafe { syscall(n, dir as usize, path, argv, envp, flags as usize, 0) as i32 }
+    unsafe { call(n, num::word(dir), path, argv, envp, num::word(flags), 0) }
 }
 
 /// Acts on a pending cancellation, as every call that may block does at its entry. No lock may be held.

@@ -4,6 +4,7 @@
 use crate::sys::{self, pages, real};
 use core::cell::Cell;
 use core::sync::atomic::{compiler_fence, Ordering::*};
+use lane::num;
 use lane::prim::ticks;
 
 /// A place among the sleepers, and a function that a handler calls when it runs there: other threads have to do what
@@ -166,7 +167,7 @@ pub fn asleep<T>(efd: i32, any: bool, place: Option<Place>, f: impl FnOnce() -> 
     t.wake.set(efd);
     if let Some((n, leave)) = place {
         t.leave.set(Some(leave)); // (the same function for every place)
-        t.place.set(n as u32 + 1);
+        t.place.set(num::small(n) + 1);
     }
     let r = outside(f);
     t.place.set(0);

@@ -31,7 +31,7 @@ pub fn push(c: &Conn, l: &Local, moved: u64) {
     if l.downs.swap(downs, Relaxed) != downs {
         l.behind.store(sent.back(moved), Relaxed);
     }
-    let unacked = sys::ioctl_i32(fd, libc::TIOCOUTQ).map_or(0, |n| n.max(0) as u64);
+    let unacked = sys::ioctl_i32(fd, libc::TIOCOUTQ).map_or(0, |n| u64::try_from(n).unwrap_or(0));
     if sent.back(unacked) >= l.behind.load(Relaxed) {
         l.behind.store(TcpPos::default(), Relaxed);
     } else {

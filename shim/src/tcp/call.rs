@@ -10,6 +10,7 @@ use crate::sys::{lock, real, thread};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::*};
 use lane::family::Conn;
+use lane::num;
 
 // Bits of `Local::calls` beside `CALLS`.
 
@@ -193,12 +194,12 @@ impl Drop for Call {
 fn place(i: u32) -> u32 {
     let me = u64::from(i + 1) << 32 | u64::from(thread::tid());
     let free = |w: &AtomicU64| w.compare_exchange(0, me, Acquire, Relaxed).is_ok();
-    HELD.iter().position(free).map_or(0, |p| p as u32 + 1)
+    HELD.iter().position(free).map_or(0, |p| num::small(p) + 1)
 }
 
 /// The argument of [`let_go`].
 fn what(place: u32, i: u32) -> usize {
-    (u64::from(place) << 32 | u64::from(i)) as usize
+    num::size(u64::from(place) << 32 | u64::from(i))
 }
 
 /// The end of a call that held a connection: place in the upper half, connection in the lower.
@@ -211,7 +212,7 @@ extern "C" fn let_go(what: usize) {
             .for_each(|k| fdtab::close_ours(k.swap(0, Relaxed) - 1));
         w.store(0, Release); // the place is free, with nothing kept
     }
-    leave(what as u32);
+    leave(num::low32(what as u64));
 }
 
 fn leave(i: u32) {
@@ -258,7 +259,7 @@ pub fn closed(what: usize) {
 fn own(i: u32) -> u32 {
     let me = u64::from(i + 1) << 32 | u64::from(thread::tid());
     let mine = HELD.iter().filter(|w| w.load(Relaxed) == me);
-    mine.count() as u32
+    num::small(mine.count())
 }
 
 /// In a forked child: none of the parent's calls runs here, so what was kept for them is closed.

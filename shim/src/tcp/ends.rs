@@ -16,6 +16,7 @@ use core::sync::atomic::{AtomicU32, Ordering::*};
 use lane::abi::marks;
 use lane::family::{flag, Conn};
 use lane::half::Memory;
+use lane::num;
 use lane::proto::reason::Reason;
 use libc::{POLLIN, POLLRDHUP};
 
@@ -83,16 +84,16 @@ fn pending_ms(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) -> i64 {
     if due == 0 {
         // Several threads may be first; their values are about equal, so any of them will do.
         l.end_due_ms.store(now + GRACE_MS, Relaxed);
-        return GRACE_MS as i64;
+        return num::long(GRACE_MS);
     }
     if now < due {
-        return (due - now) as i64;
+        return num::long(due - now);
     }
     let (Some(_t), Some(_r)) = (
         lock::try_or_inherit(&c.tx.lock),
         lock::try_or_inherit(&c.rx.lock),
     ) else {
-        return BUSY_MS as i64;
+        return num::long(BUSY_MS);
     };
     let Some(fd) = current(c, l, group, m) else {
         return -1;
@@ -172,7 +173,7 @@ fn decide(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory, fd: i32) -> i64 {
         let _ = sys::shutdown(fd, libc::SHUT_RD); // as a FIN does: the end, and events
         return 0;
     }
-    GRACE_MS as i64
+    num::long(GRACE_MS)
 }
 
 /// The other end died with bytes of ours unread on the ring, of which its kernel does not know: leaves the socket

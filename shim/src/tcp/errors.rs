@@ -14,6 +14,7 @@ use crate::tcp::{ends, probes};
 use core::sync::atomic::Ordering::*;
 use lane::family::Conn;
 use lane::half::Memory;
+use lane::num;
 use lane::proto::reason::Reason;
 
 /// Resets the connection: RST to the peer, ECONNRESET here once, and the reason in `ss`.
@@ -56,7 +57,7 @@ pub fn error_now(i: u32, fd: i32) -> i32 {
     let ours = table::conn(i).take_error();
     match kernel {
         0 => ours,
-        e => e as i32,
+        e => num::signed(e),
     }
 }
 

@@ -8,6 +8,7 @@ use crate::state::table::{self, Local};
 use crate::sys::{clock, pages};
 use core::sync::atomic::Ordering::Relaxed;
 use lane::family::Conn;
+use lane::num;
 use lane::prim::ticks;
 
 /// Microseconds for which a proof is valid. (An event loop returns to each of its connections after tens of
@@ -23,7 +24,7 @@ const NUMBER: u32 = fdtab::MAX_FD.trailing_zeros();
 #[inline(always)]
 pub fn still(fd: i32, i: u32, c: &Conn, l: &Local, way: Way) -> bool {
     let now = ticks();
-    let mark = now << NUMBER | fd as u64;
+    let mark = now << NUMBER | num::word(fd) as u64;
     let holds = PROOF_US * clock::cycles_per_us();
     let proved = |way: usize| {
         let age = mark.wrapping_sub(l.proved[way].load(Relaxed));

@@ -5,6 +5,7 @@ use crate::sys::{self, lock, pages};
 use core::sync::atomic::Ordering::*;
 use lane::family::{flag, Conn};
 use lane::half::rx;
+use lane::num;
 use libc::{cmsghdr, msghdr};
 
 /// Notes whether the option is set. Called when it is set, and when a lane is attached, because an accepted socket
@@ -39,7 +40,7 @@ pub unsafe fn put_inq(i: u32, fd: i32, m: &mut msghdr) {
 #[cold]
 pub unsafe fn put_control(m: &mut msghdr, level: i32, kind: i32, data: &[u8]) {
     const HEADER: usize = core::mem::size_of::<cmsghdr>();
-    let n = data.len() as u32;
+    let n = num::small(data.len());
     // SAFETY: plain arithmetic.
     let (whole, space) = unsafe { (libc::CMSG_LEN(n) as usize, libc::CMSG_SPACE(n) as usize) };
     let room = m.msg_controllen;
@@ -90,7 +91,7 @@ fn on_ring(i: u32, c: &Conn) -> Option<i32> {
     let (_, m) = attached::of(c, table::local(i))?;
     let _g = lock::lock(&c.rx.lock)?;
     let up = c.rx.mode.load(Relaxed) == rx::mode::RING;
-    up.then(|| c.rx.ring_unread(&m).min(i32::MAX as u64) as i32)
+    up.then(|| num::int(c.rx.ring_unread(&m)))
 }
 
 /// Has the peer's FIN arrived? (POLLRDHUP is also set by a `shutdown` of this end.)

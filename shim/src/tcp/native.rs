@@ -10,6 +10,7 @@ use crate::{errno, set_errno};
 use core::sync::atomic::Ordering::*;
 use lane::family::{flag, Conn};
 use lane::half::Iov;
+use lane::num;
 use lane::os::TcpCounts;
 use libc::{iovec, msghdr};
 
@@ -83,10 +84,10 @@ impl Way {
         match (self, moved) {
             (Way::Receive, 0) => fail(libc::EPIPE), // the error is for the next call
             (Way::Send, 0) => match sys::getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_ERROR) {
-                Ok(e) if e != 0 => fail(e as i32),
+                Ok(e) if e != 0 => fail(num::signed(e)),
                 _ => broken(flags),
             },
-            _ => moved as isize,
+            _ => num::ssize(moved),
         }
     }
 
@@ -125,7 +126,7 @@ impl Way {
             Way::Send => sys::sendmsg(fd, h, flags | libc::MSG_NOSIGNAL),
             Way::Receive => sys::recvmsg(fd, h, flags),
         };
-        r.map_or_else(|e| -(e as isize), |n| n as isize)
+        r.map_or_else(|e| -(e as isize), num::ssize)
     }
 }
 
@@ -159,7 +160,7 @@ pub fn native(
         crate::preserving_errno(undo); // it may have failed after it had taken bytes
     } else {
         let moved = match ours && counts {
-            true => says.max(0) as u64,
+            true => num::count(says) as u64,
             false => 0,
         };
         way.leave(c, moved, tables);
@@ -237,7 +238,7 @@ pub unsafe fn rest(
     loop {
         let part = total + moved > 0;
         if way == Way::Receive && part && at_mark(fd) {
-            return moved as isize; // the kernel's own call ends there, too
+            return num::ssize(moved); // the kernel's own call ends there, too
         }
         if way == Way::Send && part {
             flags |= libc::MSG_NOSIGNAL; // after a part of the bytes there is no SIGPIPE
@@ -269,12 +270,12 @@ pub unsafe fn rest(
         if r < 0 {
             way.put_error(c, fd, errno());
         }
-        let r = r.max(0) as usize;
+        let r = num::count(r);
         moved += r;
         iov.skip(r);
         let goes_on = || all && r > 0 && sleeps.is_some() && !thread::interrupted(true);
         if iov.left() == 0 || flags & libc::MSG_PEEK != 0 || r < want && !goes_on() {
-            return moved as isize;
+            return num::ssize(moved);
         }
         if !all {
             (sleeps, flags) = (None, flags | libc::MSG_DONTWAIT); // buffers full: take only what is there
@@ -299,7 +300,7 @@ fn sleeps_on(way: Way, fd: i32, end: Option<u64>, part: bool) -> bool {
         events,
         revents: 0,
     };
-    let ms = left_ms(end).min(i64::from(i32::MAX)) as i32;
+    let ms = num::millis(left_ms(end));
     // SAFETY: a valid entry. A cancellation point, as the call itself.
     let n = thread::outside(|| unsafe { real::poll(&mut p, 1, ms) });
     let anew = n < 0 && !ends(end.is_some() || part);

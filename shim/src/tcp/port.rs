@@ -81,7 +81,7 @@ impl Port for Sock<'_> {
         }
     }
     fn tcp_unread(&self) -> Result<usize, i32> {
-        sys::ioctl_i32(self.fd, libc::FIONREAD).map(|n| n.max(0) as usize)
+        sys::ioctl_i32(self.fd, libc::FIONREAD).map(|n| usize::try_from(n).unwrap_or(0))
     }
     fn tcp_sent(&self) -> Option<u64> {
         sys::tcp_position(self.fd).map(|p| p.sent)

@@ -21,6 +21,7 @@ use crate::sys::{self, lock, pids};
 use crate::tcp::port::Sock;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use lane::family::{flag, Conn};
+use lane::num;
 use lane::proto::reason::Reason;
 use libc::{IPPROTO_TCP, SOL_SOCKET, SO_KEEPALIVE, TCP_INFO};
 use libc::{TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_USER_TIMEOUT};
@@ -178,7 +179,7 @@ pub fn sleep_ms() -> i64 {
         }
     }
     let left = IDLE_DUE_MS.load(Relaxed).saturating_sub(now);
-    left.clamp(1, i32::MAX as u64) as i64
+    num::long(left.clamp(1, i32::MAX as u64))
 }
 
 /// Checks the directions that no sender has checked for as long as they may be silent.

@@ -4,6 +4,7 @@ use super::kernel::strip;
 use super::*;
 use crate::state::{attached, table};
 use crate::{promotion, sys};
+use lane::num;
 use lane::proto::reason::Reason;
 
 /// Maximum number of registrations with bytes on a ring that one wait reports.
@@ -103,7 +104,7 @@ pub(super) unsafe fn tell(i: u32, s: &Set, evs: *mut epoll_event, max: usize) ->
         return None;
     }
     let epfd = s.epfd.load(Relaxed);
-    let mut told = sys::epoll_poll(epfd, evs, max as i32).unwrap_or(0);
+    let mut told = sys::epoll_poll(epfd, evs, num::int(max as u64)).unwrap_or(0);
     // SAFETY: the kernel wrote so many events. (The parent's inner set is nothing to the child.)
     unsafe { strip(evs, &mut told) };
     for r in &found[..n] {
@@ -138,5 +139,5 @@ pub(super) unsafe fn tell(i: u32, s: &Set, evs: *mut epoll_event, max: usize) ->
             let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, ONESHOT, data);
         }
     }
-    (told > 0).then_some(told as i32)
+    (told > 0).then_some(num::int(told as u64))
 }

@@ -9,6 +9,7 @@ use crate::readiness::room;
 use crate::state::{attached, fdtab, table};
 use crate::sys;
 use crate::tcp::ends;
+use lane::num;
 
 /// The events of a promoted connection at this moment. `tcp`: events that TCP has reported and that nobody has
 /// checked yet; bits that turn out to be over are cleared. `None`: another thread holds a lock of the connection.
@@ -40,7 +41,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         c.rx.looked.store(0, Relaxed);
     }
     if *tcp & (RDHUP | HUP | ERR) != 0 {
-        let tells = || sys::poll1(fd, libc::POLLRDHUP) as u32 & (RDHUP | HUP | ERR);
+        let tells = || polled(sys::poll1(fd, libc::POLLRDHUP)) & (RDHUP | HUP | ERR);
         let mut p = tells();
         if p == RDHUP {
             ends::after_fin((c, l), (group, &m), take)?;
@@ -49,14 +50,14 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         ev |= p;
         *tcp = (*tcp & !(RDHUP | HUP | ERR)) | p;
         if ev & (RDHUP | HUP | ERR) != 0 && want & IN != 0 && ev & IN == 0 && !c.rx.is_up() {
-            ev |= sys::poll1(fd, libc::POLLIN) as u32 & IN;
+            ev |= polled(sys::poll1(fd, libc::POLLIN)) & IN;
         }
     }
     if c.has_error() {
         // A call of the shim has received the error from the kernel. After the peer's death the socket is shut down
         // under this lock.
         let _g = take(&c.tx.lock)?;
-        ev |= IN | ERR | sys::poll1(fd, libc::POLLRDHUP) as u32 & (RDHUP | HUP);
+        ev |= IN | ERR | polled(sys::poll1(fd, libc::POLLRDHUP)) & (RDHUP | HUP);
     }
     if l.owes_notifications() {
         ev |= ERR;
@@ -65,7 +66,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         l.checked.store(0, Relaxed); // the next send checks whether the peer is still there
     }
     if *tcp & PRI != 0 {
-        let p = sys::poll1(fd, libc::POLLPRI) as u32 & PRI;
+        let p = polled(sys::poll1(fd, libc::POLLPRI)) & PRI;
         ev |= p;
         *tcp = (*tcp & !PRI) | p;
     }
@@ -403,7 +404,7 @@ impl Early {
         g: usize,
         published: core::ops::Range<u32>,
     ) {
-        if published.end.wrapping_sub(published.start) > LOG as u32 {
+        if published.end.wrapping_sub(published.start) > num::small(LOG) {
             return; // the log has wrapped around
         }
         let mut of = [0u32; LANES_PER_COUNTER];
@@ -499,7 +500,7 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
 pub(super) fn end_left_ms(s: &Set) -> i64 {
     match s.end_ms.load(SeqCst) {
         0 => -1,
-        at => at.saturating_sub(sys::now_ms()) as i64,
+        at => num::long(at.saturating_sub(sys::now_ms())),
     }
 }
 

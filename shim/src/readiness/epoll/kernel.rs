@@ -3,6 +3,7 @@
 use super::*;
 use crate::state::{groups, table};
 use crate::sys;
+use lane::num;
 
 /// Processes the events that the inner set reports.
 pub(super) fn inner(i: u32, s: &Set) {
@@ -11,10 +12,10 @@ pub(super) fn inner(i: u32, s: &Set) {
     if fd < 0 {
         return;
     }
-    let n = sys::epoll_poll(fd, evs.as_mut_ptr(), evs.len() as i32).unwrap_or(0);
+    let n = sys::epoll_poll(fd, evs.as_mut_ptr(), num::int(evs.len() as u64)).unwrap_or(0);
     for e in evs.iter().take(n) {
         let (events, data) = (e.events, e.u64);
-        let low = data as u32;
+        let low = num::low32(data);
         match data & (0xff << 56) {
             TAG_REG => {
                 let Some(_g) = lock::lock(&s.lock) else {
@@ -110,7 +111,7 @@ pub(super) unsafe fn look_at_kernel(
     max: usize,
 ) -> Option<Found> {
     s.looked.store(ticks(), Relaxed);
-    let poll = || sys::epoll_poll(s.epfd.load(Relaxed), evs, max as i32);
+    let poll = || sys::epoll_poll(s.epfd.load(Relaxed), evs, num::int(max as u64));
     let mut n = match poll() {
         Err(libc::EFAULT) => {
             inner(i, s); // was it the inner set's event that faulted?

@@ -8,6 +8,7 @@ use crate::sets::sleepers::{awake, fall_asleep};
 use crate::state::{attached, groups, table};
 use crate::sys::{self, clock, thread};
 use crate::tcp::ends;
+use lane::num;
 
 /// Appends the lanes that are ready to the kernel's events, then moves them to the place where the inner set's entry
 /// was, because the kernel lists events in the order in which they came.
@@ -65,12 +66,12 @@ pub unsafe fn wait(
         promotion::find_daemon();
     }
     let s = set_at(i);
-    if max <= 0 || max as usize > i32::MAX as usize / size_of::<epoll_event>() {
+    if max <= 0 || num::word(max) > i32::MAX as usize / size_of::<epoll_event>() {
         return thread::outside(|| native(ep, evs, max, timeout_ms));
     }
     adopted(i, s);
     waited(i, s);
-    let max_n = max as usize;
+    let max_n = num::word(max);
     if s.ringed.load(Relaxed) != 0 {
         // SAFETY: passed on.
         let ringed = crate::preserving_errno(|| unsafe { adopted::tell(i, s, evs, max_n) });
@@ -98,7 +99,7 @@ pub unsafe fn wait(
         if counted {
             crate::preserving_errno(|| awake(s));
         }
-        let mut n = r.max(0) as usize;
+        let mut n = num::word(r.max(0));
         if r >= 0 {
             told(s, n, max_n);
         }
@@ -117,7 +118,7 @@ pub unsafe fn wait(
                 });
             }
             wait_over(i, s);
-            return if r < 0 { r } else { n as i32 };
+            return if r < 0 { r } else { num::int(n as u64) };
         }
         crate::preserving_errno(|| inner(i, s));
     }
@@ -201,7 +202,7 @@ impl<F: Fn(i32, *mut epoll_event, i32, i64) -> i32> Rounds for Lanes<'_, F> {
         // SAFETY: `evs` is the application's array of `max` events, as the caller of `wait` has promised.
         match unsafe { look(self.i, self.s, self.evs, self.max, patient) } {
             None => Look::Ends(fault()),
-            Some(h) if h.n > 0 => Look::Ends(h.n as i32),
+            Some(h) if h.n > 0 => Look::Ends(num::int(h.n as u64)),
             Some(h) => {
                 (self.blocked, self.pushes) = (h.blocked, h.pushes);
                 Look::Nothing { busy: h.busy }
@@ -239,7 +240,7 @@ impl<F: Fn(i32, *mut epoll_event, i32, i64) -> i32> Rounds for Lanes<'_, F> {
         let r = match news {
             true => 0,
             false => in_kernel((self.i, self.ep), s, counted, |fd| {
-                (self.native)(fd, evs, max as i32, nap)
+                (self.native)(fd, evs, num::int(max as u64), nap)
             }),
         };
         let e = crate::errno();
@@ -257,9 +258,9 @@ impl<F: Fn(i32, *mut epoll_event, i32, i64) -> i32> Rounds for Lanes<'_, F> {
             };
         }
         // SAFETY: the kernel wrote `r` events.
-        let n = unsafe { woken(self.i, s, evs, max, (r as usize, moves, patient)) };
+        let n = unsafe { woken(self.i, s, evs, max, (num::word(r), moves, patient)) };
         if n > 0 {
-            return Slept::Ends(n as i32);
+            return Slept::Ends(num::int(n as u64));
         }
         if r > 0 {
             return Slept::Again;
@@ -280,7 +281,7 @@ impl<F: Fn(i32, *mut epoll_event, i32, i64) -> i32> Rounds for Lanes<'_, F> {
 /// The inner set listens to the daemon's present connection. Returns its descriptor; negative: there is none.
 fn hear_daemon(s: &Set) -> i32 {
     let ctl = daemon::fd();
-    let ctl_gen = daemon::generation() as i32;
+    let ctl_gen = num::signed(daemon::generation());
     let heard = ctl >= 0 && s.disqualified.load(Relaxed) == 0;
     if heard && s.ctl.swap(ctl_gen, Relaxed) != ctl_gen {
         let _ = sys::epoll_ctl(s.inner.load(Relaxed), libc::EPOLL_CTL_ADD, ctl, IN, TAG_CTL);
@@ -293,7 +294,7 @@ fn hear_daemon(s: &Set) -> i32 {
 fn nap_ms(s: &Set, left: i64, blocked: bool, patient: bool) -> (i64, bool) {
     let mut nap = engine::nap(left, true);
     if blocked {
-        let full = full::FULL_MS as i64 + 1;
+        let full = num::long(full::FULL_MS) + 1;
         nap = if nap < 0 { full } else { nap.min(full) };
     }
     let muted = mute(s);
@@ -412,7 +413,7 @@ pub(super) fn producer_cpu(s: &Set) -> u32 {
         s.chain[0][s.counters[0]
             .load(Relaxed)
             .trailing_zeros()
-            .min(COUNTERS as u32 - 1) as usize]
+            .min(num::small(COUNTERS) - 1) as usize]
             .load(Relaxed),
     );
     let conn = lane.conn.load(Relaxed);

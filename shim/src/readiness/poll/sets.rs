@@ -2,6 +2,7 @@
 
 use crate::state::fdtab::{self, Fd};
 use crate::sys::{self, pages};
+use lane::num;
 use libc::fd_set;
 
 /// Is `fd` in the set? (A set does not know its own length.)
@@ -10,7 +11,7 @@ use libc::fd_set;
 /// The set is null, or has more than `fd` bits.
 pub unsafe fn is_set(set: *const fd_set, fd: i32) -> bool {
     // SAFETY: by contract; sets are arrays of words, little endian, so of bytes as well.
-    !set.is_null() && unsafe { *set.cast::<u8>().add(fd as usize / 8) } >> (fd % 8) & 1 != 0
+    !set.is_null() && unsafe { *set.cast::<u8>().add(num::word(fd) / 8) } >> (fd % 8) & 1 != 0
 }
 
 /// How far the kernel would look into sets of `n` descriptors. It looks no further than the size of the process's
@@ -18,7 +19,7 @@ pub unsafe fn is_set(set: *const fd_set, fd: i32) -> bool {
 /// descriptors, at high numbers, make the table larger. So a set ends at the first bit above the application's
 /// numbers that is none of the application's descriptors.
 pub fn reach(n: i32, sets: [*mut fd_set; 3]) -> i32 {
-    let own = table_with(fdtab::high()).max(libc::FD_SETSIZE as i32);
+    let own = table_with(fdtab::high()).max(num::int(libc::FD_SETSIZE as u64));
     if n <= own {
         return n;
     }
@@ -30,7 +31,7 @@ pub fn reach(n: i32, sets: [*mut fd_set; 3]) -> i32 {
     let first_stray = |word: i32| {
         let mut all = 0u64;
         for s in sets.iter().filter(|s| !s.is_null()) {
-            let at = s.cast::<u64>().wrapping_add(word as usize);
+            let at = s.cast::<u64>().wrapping_add(num::word(word));
             if !pages::readable(at, 8) {
                 return Some(word * 64);
             }
@@ -48,5 +49,5 @@ pub fn reach(n: i32, sets: [*mut fd_set; 3]) -> i32 {
 
 /// Size of a descriptor table that holds this number.
 fn table_with(fd: i32) -> i32 {
-    (fd.max(63) as u32 + 1).next_power_of_two() as i32
+    num::signed((num::bits(fd.max(63)) + 1).next_power_of_two())
 }

@@ -18,6 +18,7 @@ use crate::sys::{self, pids, thread};
 use crate::tcp::{self, ends};
 use core::sync::atomic::Ordering::*;
 use lane::half::tx;
+use lane::num;
 use libc::{pollfd, sigset_t, POLLIN, POLLOUT, POLLRDHUP};
 
 /// `revents` of an entry whose connection is locked by another thread.
@@ -51,7 +52,7 @@ impl LinkGroups {
     }
 
     pub(super) fn add(&mut self, l: &'static LinkGroup) {
-        let slot = groups::index(l) as u16;
+        let slot = num::low16(groups::index(l) as u64);
         if self.all[..self.n].contains(&slot) {
             return;
         }
@@ -166,7 +167,7 @@ impl Ears<'_> {
         let heard = self.place.index().is_some() && !self.groups.many;
         let mut nap = ends::sooner(engine::nap(left, self.alone || heard), end);
         if full {
-            let most = full::FULL_MS as i64 + 1;
+            let most = num::long(full::FULL_MS) + 1;
             nap = if nap < 0 { most } else { nap.min(most) };
         }
         if let Some(w) = self.place.index() {

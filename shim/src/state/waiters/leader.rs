@@ -5,6 +5,7 @@ use crate::state::groups::{self, LinkGroup};
 use crate::sys::{self, thread};
 use core::sync::atomic::Ordering::*;
 use lane::notify;
+use lane::num;
 
 /// Joins the sleepers of a link group; [`leave`] must undo it. True: this thread is the leader.
 pub fn join(group: &LinkGroup, w: usize) -> bool {
@@ -27,12 +28,12 @@ fn lead(group: &LinkGroup, w: usize) -> bool {
         return dead
             && group
                 .leader
-                .compare_exchange(now, w as u32 + 1, SeqCst, Relaxed)
+                .compare_exchange(now, num::small(w) + 1, SeqCst, Relaxed)
                 .is_ok();
     }
     group
         .leader
-        .compare_exchange(0, w as u32 + 1, SeqCst, Relaxed)
+        .compare_exchange(0, num::small(w) + 1, SeqCst, Relaxed)
         .is_ok()
 }
 
@@ -55,7 +56,7 @@ pub fn leave(group: &LinkGroup, w: usize, leader: bool) {
 fn resign(group: &LinkGroup, w: usize) -> bool {
     // SYNC leader: the post is free, then we look for a successor; a newcomer enters itself, then tries for the
     // post.
-    let me = w as u32 + 1;
+    let me = num::small(w) + 1;
     group
         .leader
         .compare_exchange(me, 0, SeqCst, Relaxed)

@@ -35,7 +35,7 @@ fn stat(path: &[u8]) -> R<libc::stat> {
         libc::SYS_newfstatat,
         libc::AT_FDCWD,
         path.as_ptr(),
-        &mut st as *mut libc::stat,
+        &raw mut st,
         0
     )?;
     Ok(st)
@@ -54,7 +54,7 @@ pub fn is_below((what, _, least): (u32, &str, u64)) -> bool {
 /// This thread's mask of blocked signals.
 pub fn set_signal_mask(mask: u64) {
     let how = libc::SIG_SETMASK;
-    let _ = sc!(libc::SYS_rt_sigprocmask, how, &mask as *const u64, 0, 8);
+    let _ = sc!(libc::SYS_rt_sigprocmask, how, &raw const mask, 0, 8);
 }
 
 /// Blocks all signals, and returns the mask before.
@@ -63,8 +63,8 @@ pub fn block_signals() -> u64 {
     let _ = sc!(
         libc::SYS_rt_sigprocmask,
         how,
-        &all as *const u64,
-        &mut old as *mut u64,
+        &raw const all,
+        &raw mut old,
         8
     );
     old
