@@ -1,5 +1,20 @@
 //! The command line of the daemon.
 
+// `as` only where a lint exception says why. Tests may: what they lose, they notice.
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::as_ptr_cast_mut,
+        clippy::cast_lossless,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        clippy::ptr_as_ptr,
+        clippy::ref_as_ptr
+    )
+)]
+
 use clap::Parser;
 use std::path::PathBuf;
 use std::process::ExitCode;

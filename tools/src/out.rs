@@ -101,6 +101,10 @@ impl Iterator for Shown {
 }
 
 /// A number of bytes for people to read: three digits and a unit.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "three digits are shown of the many that a float has"
+)]
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if n < 1024 {
