@@ -2,6 +2,7 @@
 //! can be seen too early or too late.
 
 use crate::abi::Cursor;
+#[cfg(not(loom))]
 use crate::num;
 
 /// A ring in mapped memory. `mask + 1` bytes at `base` are mapped.
