@@ -428,11 +428,7 @@ impl<V: Provider> Core<V> {
                 self.rails(|r| r.group_failed(id, group));
             }
             ToDaemon::Reset { conn, gen, reason } => self.was_reset(who(conn, gen), reason),
-            ToDaemon::FuseTripped {} => {
-                let what =
-                    "had to reset a connection: new ones stay on TCP (fuse) until `underpass up`";
-                self.event(id, what);
-            }
+            ToDaemon::FuseTripped {} => self.event(id, resets::FUSE),
             ToDaemon::Forget { conn, gen } => {
                 if let Some(p) = self.clients.get_mut(&id) {
                     p.under_way.remove(&(conn, gen));

@@ -259,3 +259,47 @@ fn while_a_thread_scribbles() {
     }
     assert!(resets > 0, "the scribbler was never noticed");
 }
+
+/// The peer's words change between two pieces of one receive: what was taken before counts.
+#[test]
+fn between_two_pieces() {
+    let recv = |len| Act::Recv {
+        len,
+        peek: false,
+        discard: false,
+        look: false,
+    };
+    let ops = [
+        (0, Act::Revoke),
+        (1, Act::Send { len: 1, up: false }),
+        (0, Act::Ready),
+        (1, Act::Send { len: 0, up: false }),
+        (1, Act::Deliver { n: 1 }),
+        (1, recv(0)),
+        (1, Act::Send { len: 787, up: true }),
+        (0, recv(787)),
+    ];
+    let mut w = begin();
+    let mut plan = [
+        (2, Scribble::Nudge(0, -1939)),
+        (4, Scribble::Word(6, 2)),
+        (4, Scribble::Word(4, 0)),
+    ]
+    .into_iter();
+    let mut next = plan.next();
+    *w.meddle.borrow_mut() = Some(Box::new(move |w: &World| match &mut next {
+        Some((wait @ 1.., _)) => *wait -= 1,
+        Some((_, s)) => {
+            apply(w, s);
+            next = plan.next();
+        }
+        None => {}
+    }));
+    for (end, act) in ops {
+        w.run(&Op {
+            end,
+            act,
+            inner: vec![],
+        });
+    }
+}

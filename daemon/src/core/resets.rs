@@ -6,6 +6,10 @@ use crate::clients::view;
 use lane::proto::reason::Reason;
 use underpass_rdma::verbs::Provider;
 
+/// What is logged of a process that knows of one.
+pub(super) const FUSE: &str =
+    "had to reset a connection: new ones stay on TCP (fuse) until `underpass up`";
+
 impl<V: Provider> Core<V> {
     /// The shim says that it has reset this connection.
     pub(super) fn was_reset(&mut self, who: ConnRef, code: u32) {

@@ -99,11 +99,13 @@ impl RxState {
             return Ok(Received::Error(libc::EFAULT));
         }
         while cursor != head {
-            let (ring, end) = self.source(m, cursor, head, !how.peek)?;
+            let source = self.source(m, cursor, head, !how.peek);
+            let (ring, end) = match source.filter(|(ring, end)| *end - cursor <= ring.size()) {
+                Some(s) => s,
+                None if cursor != begin => break, // what was taken counts; the next receive reports this
+                None => return Err(Reason::Hostile),
+            };
             size = ring.size();
-            if end - cursor > size {
-                return Err(Reason::Hostile);
-            }
             let Some((p, n)) = iov.take((end - cursor).min(PIECE) as usize) else {
                 break;
             };
@@ -169,7 +171,7 @@ impl RxState {
     }
 
     /// The ring that holds byte `cursor`, and the cursor up to which it does. `keep`: `cursor` is our real one, not
-    /// one that only a peek has reached.
+    /// one that only a peek has reached. `None`: what the sender says of its ring is impossible.
     #[inline(always)]
     fn source(
         &self,
@@ -177,7 +179,7 @@ impl RxState {
         cursor: Cursor,
         head: Cursor,
         keep: bool,
-    ) -> Result<(Ring, Cursor), Reason> {
+    ) -> Option<(Ring, Cursor)> {
         let w = m.peer_tx();
         let mut end = head;
         // Acquire: pairs with the Release in `TxState::move_to`. Loaded after the head: a head beyond a move makes
@@ -199,9 +201,6 @@ impl RxState {
                 end = from.min(head);
             }
         }
-        loc.loc()
-            .and_then(|l| m.peer.ring(l))
-            .map(|r| (r, end))
-            .ok_or(Reason::Hostile)
+        loc.loc().and_then(|l| m.peer.ring(l)).map(|r| (r, end))
     }
 }
