@@ -111,3 +111,9 @@ fn a_send_to_who_has_closed() -> Result<()> {
     both_ways("late_send", &["60", "0"], 0, 0)?;
     both_ways("late_send", &["60", "12"], 120, 1_000)
 }
+
+/// Three gigabytes asked for: two are moved, less a page.
+#[test]
+fn no_more_than_the_kernel_moves_in_one_call() -> Result<()> {
+    both_ways("most", &[], 2, 1 << 30)
+}

@@ -264,12 +264,21 @@ impl<'a> Memory<'a> {
 pub struct Iov<'a> {
     vecs: &'a [libc::iovec],
     offset: usize,
+    /// Bytes that this call may still move.
+    rest: usize,
 }
+
+/// Most bytes that one call moves: the kernel's `MAX_RW_COUNT`, see read(2) and send(2).
+pub const CALL_MAX: usize = 0x7fff_f000;
 
 impl<'a> Iov<'a> {
     /// At the beginning of the first buffer.
     pub fn new(vecs: &'a [libc::iovec]) -> Self {
-        Iov { vecs, offset: 0 }
+        Iov {
+            vecs,
+            offset: 0,
+            rest: CALL_MAX,
+        }
     }
 
     /// Number of buffers left, including empty ones.
@@ -277,12 +286,13 @@ impl<'a> Iov<'a> {
         self.vecs.len()
     }
 
-    /// Bytes left, saturating.
+    /// Bytes left, at most [`CALL_MAX`] with those that were taken.
     pub fn left(&self) -> usize {
         self.vecs
             .iter()
             .fold(0usize, |n, v| n.saturating_add(v.iov_len))
             .saturating_sub(self.offset)
+            .min(self.rest)
     }
 
     /// Steps over up to `want` bytes and returns the run. `None` at the end.
@@ -295,10 +305,11 @@ impl<'a> Iov<'a> {
                 self.offset = 0;
                 continue;
             }
-            let n = left.min(want);
+            let n = left.min(want).min(self.rest);
             let p = first.iov_base.cast::<u8>().wrapping_add(self.offset);
             self.offset += n;
-            return Some((p, n));
+            self.rest -= n;
+            return (self.rest > 0 || n > 0).then_some((p, n));
         }
         None
     }
@@ -318,7 +329,7 @@ impl<'a> Iov<'a> {
     pub fn proven(&self, most: usize, good: impl Fn(*mut u8, usize) -> bool) -> Option<usize> {
         if let [v] = self.vecs {
             let p = v.iov_base.cast::<u8>().wrapping_add(self.offset);
-            let n = (v.iov_len - self.offset).min(most);
+            let n = (v.iov_len - self.offset).min(most).min(self.rest);
             return good(p, n).then_some(n);
         }
         let (mut all, mut n) = (self.clone(), 0);
@@ -336,6 +347,31 @@ impl<'a> Iov<'a> {
 
     /// Gives back the last `n` bytes of the run that [`Iov::take`] returned last.
     pub fn untake(&mut self, n: usize) {
-        self.offset -= n.min(self.offset);
+        let n = n.min(self.offset);
+        self.offset -= n;
+        self.rest += n;
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_call_moves_no_more_than_the_kernel_would() {
+        let v = |n| libc::iovec {
+            iov_base: core::ptr::null_mut(),
+            iov_len: n,
+        };
+        let all = [v(CALL_MAX - 10), v(0), v(100)];
+        let mut iov = Iov::new(&all);
+        assert_eq!(iov.left(), CALL_MAX);
+        assert_eq!(iov.take(usize::MAX).map(|t| t.1), Some(CALL_MAX - 10));
+        assert_eq!(iov.proven(50, |_, n| n <= 10), Some(10));
+        assert_eq!(iov.take(50).map(|t| t.1), Some(10));
+        assert_eq!((iov.left(), iov.take(50)), (0, None));
+        iov.untake(4);
+        assert_eq!((iov.left(), iov.take(0).map(|t| t.1)), (4, Some(0)));
+        assert_eq!(iov.take(50).map(|t| t.1), Some(4));
     }
 }
