@@ -5,6 +5,7 @@ use lane::half::rx::Revoked;
 use lane::half::Progress;
 use lane::proto::reason::Reason;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
 
 impl World {
     pub(super) fn locked(&self, e: usize, act: &Act) {
@@ -118,12 +119,11 @@ impl World {
         // As the shim: what a revocation made plain has to be on TCP before the FIN.
         if h.attached.get() {
             h.finishing.set(true); // until it is said below
-            self.done(e, h.tx.finish(&m, &port));
-            if h.tx.holds_fin(&m) {
+            let Poll::Ready(before) = h.tx.before_fin(&m, &port, true) else {
                 h.finishing.set(false);
                 return;
-            }
-            repeated = h.tx.repeat_unread(&m, &port);
+            };
+            repeated = before;
             h.rx.announce_end(&m, &port, h.tx.tcp_pos.load(Relaxed));
         }
         if !close {

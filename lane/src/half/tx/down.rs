@@ -211,7 +211,7 @@ impl TxState {
     /// On one node, before TCP is shut down for sending by `shutdown` or `close`: afterwards nobody can answer a
     /// revocation, and a receiver that finds some bytes of a revoked ring on TCP expects all of them there. `Pending`:
     /// they are not; call again when TCP takes more, or reset the connection. `repeat`: unread bytes that were not
-    /// revoked go there, too (see [`TxState::repeat_unread`]). The result is for [`TxState::shut`].
+    /// revoked go there, too. The result is for [`TxState::shut`].
     pub fn before_fin(&self, m: &Memory, port: &impl Port, repeat: bool) -> Poll<Option<TcpPos>> {
         let _ = self.look(m, port);
         let repeated = match repeat {
@@ -228,7 +228,7 @@ impl TxState {
     /// Unread bytes of a ring that is not revoked go to TCP, as far as TCP takes them, for whoever has the connection
     /// after the reader. All of them: the TCP position behind them. If a revocation is met meanwhile, they are plain
     /// bytes, which [`TxState::before_fin`] finishes.
-    pub fn repeat_unread(&self, m: &Memory, port: &impl Port) -> Option<TcpPos> {
+    fn repeat_unread(&self, m: &Memory, port: &impl Port) -> Option<TcpPos> {
         if !self.is_up() || self.unread(m).is_ok_and(|n| n == 0) {
             return None;
         }
