@@ -246,7 +246,7 @@ mod tests {
                 // Until it listens.
                 conns.extend(calls.connect(to).ok());
             }
-            let f = measure(case, &conns, &[b'x'; BLOCK], Duration::from_millis(50)).unwrap();
+            let f = measure(case, &conns, &vec![b'x'; BLOCK], Duration::from_millis(50)).unwrap();
             drop(conns);
             server.join().unwrap().unwrap();
             assert!(f.bytes > 0 && f.seconds > 0.0, "{f:?}");
