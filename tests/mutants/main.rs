@@ -63,10 +63,11 @@ const fn run(package: &'static str, target: &'static str) -> Run {
 }
 
 /// Test programs, the quick ones first. (`LOOM` is built on its own.)
-static PROGRAMS: [Run; 13] = [
+static PROGRAMS: [Run; 14] = [
     run("lane", "lib"),
     run("lane", "lane_alone"),
     run("lane", "lane_cases"),
+    run("underpass-rdma", "engine_alone"),
     Run {
         args: &["stories"],
         ..run("underpassd", "two_daemons")

@@ -1,0 +1,11 @@
+//! The engine of one daemon, without another one: every message of the peer is chosen, every word of the application is
+//! written by hand, and what the engine says, shows and reports is compared.
+
+mod bench;
+mod close;
+mod inn;
+mod leave;
+mod links;
+mod out;
+mod peer;
+mod sides;
