@@ -6,6 +6,7 @@ mod close;
 mod inn;
 mod leave;
 mod links;
+mod moves;
 mod out;
 mod peer;
 mod sides;
