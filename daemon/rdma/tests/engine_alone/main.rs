@@ -3,6 +3,7 @@
 
 mod bench;
 mod close;
+mod credits;
 mod inn;
 mod leave;
 mod links;

@@ -27,6 +27,8 @@ struct Link {
     cq: sim::Cq,
     buffers: Arc<Mapping>,
     posted: u16,
+    /// Buffers that are not posted.
+    idle: Vec<u16>,
     sent: u64,
     heard: VecDeque<(Message, Vec<u8>)>,
 }
@@ -104,6 +106,7 @@ impl Peer {
             cq,
             buffers,
             posted: 0,
+            idle: Vec::new(),
             sent: 0,
             heard: VecDeque::new(),
         };
@@ -180,6 +183,13 @@ impl Peer {
         self.send(no, Op::Inline(&m.encode()));
     }
 
+    /// All buffers of a link whose messages were taken are posted again.
+    pub fn post_again(&mut self, no: LinkId) {
+        let link = self.links.get_mut(&no).expect("a link");
+        let idle = std::mem::take(&mut link.idle);
+        idle.into_iter().for_each(|slot| link.post(slot));
+    }
+
     /// Takes what has come.
     pub fn poll(&mut self) {
         for link in self.links.values_mut() {
@@ -222,8 +232,9 @@ impl Link {
         assert!(self.buffers.read(c.wr_id as usize * SLOT, &mut b));
         let (m, data) = Message::decode(&b).expect("a message");
         self.heard.push_back((m, data.to_vec()));
-        if repost {
-            self.post(c.wr_id as u16);
+        match repost {
+            true => self.post(c.wr_id as u16),
+            false => self.idle.push(c.wr_id as u16),
         }
     }
 }
