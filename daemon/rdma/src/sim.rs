@@ -93,6 +93,8 @@ struct Inner {
     lie: Option<Lie>,
     /// Do completion queues have descriptors?
     descriptors: bool,
+    /// The node whose queue pairs cannot be destroyed.
+    holds: Option<usize>,
 }
 
 /// A device of a node: each has one port, on the wire of its rail.
@@ -167,6 +169,7 @@ impl World {
             landed: VecDeque::new(),
             lie: None,
             descriptors: false,
+            holds: None,
         })))
     }
 
@@ -189,6 +192,11 @@ impl World {
     /// Completion queues that are created from now on have descriptors to sleep on.
     pub fn with_descriptors(&self) {
         self.get_mut().descriptors = true;
+    }
+
+    /// From now on a node's device refuses to destroy queue pairs.
+    pub fn hold(&self, node: usize) {
+        self.get_mut().holds = Some(node);
     }
 
     /// Advances the time; everything that is due happens in order.

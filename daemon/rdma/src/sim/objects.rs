@@ -435,6 +435,15 @@ impl QueuePair for Qp {
         Ok(())
     }
 
+    fn destroy(self) -> Result<(), Error> {
+        let refused = self.world.get().holds == Some(self.node);
+        if refused {
+            std::mem::forget(self);
+            return Err(Error::NoDevice);
+        }
+        Ok(())
+    }
+
     fn state(&self) -> Result<QpStateName, Error> {
         let w = self.world.get();
         w.qps.get(&self.qpn).map(|q| q.state).ok_or(Error::Invalid)

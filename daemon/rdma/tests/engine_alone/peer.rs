@@ -30,6 +30,7 @@ struct Link {
     /// Buffers that are not posted.
     idle: Vec<u16>,
     sent: u64,
+    linked: bool,
     heard: VecDeque<(Message, Vec<u8>)>,
 }
 
@@ -41,6 +42,8 @@ pub struct Peer {
     seq: u16,
     /// Buffers are posted again, so that the pair gets credits.
     pub reposts: bool,
+    /// With iWARP: it is not the one that offers links.
+    pub listens: bool,
 }
 
 impl Peer {
@@ -62,6 +65,7 @@ impl Peer {
             memory: memory.clone(),
             seq: 0,
             reposts: true,
+            listens: true,
         }
     }
 
@@ -94,7 +98,10 @@ impl Peer {
             link: no,
             fabric: rail as u32,
             gid: self.node.gid(rail).0,
-            lid: qp.listen(self.node.gid(rail)).expect("a port"),
+            lid: match self.listens {
+                true => qp.listen(self.node.gid(rail)).expect("a port"),
+                false => 0,
+            },
             qpn: qp.qpn(),
             psn: 5,
             mtu: Mtu::B1024 as u8,
@@ -108,6 +115,7 @@ impl Peer {
             posted: 0,
             idle: Vec::new(),
             sent: 0,
+            linked: false,
             heard: VecDeque::new(),
         };
         (0..DEPTH).for_each(|slot| link.post(slot));
@@ -190,9 +198,15 @@ impl Peer {
         idle.into_iter().for_each(|slot| link.post(slot));
     }
 
+    /// Is the handshake of its queue pair finished, or was there none to do?
+    pub fn linked(&self, no: LinkId) -> bool {
+        self.links[&no].linked
+    }
+
     /// Takes what has come.
     pub fn poll(&mut self) {
         for link in self.links.values_mut() {
+            link.linked = link.qp.connected() == Ok(true);
             let mut got = Vec::new();
             link.cq.poll(&mut got, 1024).expect("completions");
             for c in got {

@@ -43,14 +43,25 @@ pub struct Side {
 }
 
 impl Side {
-    pub fn new(b: Bench) -> Side {
+    /// A link that is not confirmed, and no lane yet.
+    pub fn waiting(mut b: Bench) -> Side {
+        let no = b.connected().link;
+        Side {
+            b,
+            no,
+            id: 0,
+            says: cdc(),
+        }
+    }
+
+    pub fn new(mut b: Bench) -> Side {
+        let no = b.link();
         let mut s = Side {
             b,
-            no: 0,
+            no,
             id: 0,
             says: cdc(),
         };
-        s.no = s.b.link();
         s.tell_key(s.no);
         s.id = s.b.lane(0);
         s.heard();
