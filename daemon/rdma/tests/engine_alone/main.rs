@@ -13,4 +13,5 @@ mod out;
 mod peer;
 mod sides;
 mod stuck;
+mod tokens;
 mod waiting;
