@@ -165,6 +165,8 @@ impl<P: Provider> Pair<P> {
         memory.proxy().heads[lane.slot].store(start, Relaxed);
         words.up_tcp_pos.store(tcp_pos, Relaxed);
         words.up_start.store(start, Relaxed);
+        // (Whoever waited for space in a former epoch does so no more.)
+        words.want_space.store(SpaceWord::NONE, Relaxed);
         // Release: pairs with the Acquire in `RxState::phase`.
         words.state.store(TxWord::new(epoch, tx::UP), Release);
         self.publish(lane);

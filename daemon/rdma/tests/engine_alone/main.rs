@@ -4,6 +4,7 @@
 mod bench;
 mod close;
 mod credits;
+mod epochs;
 mod inn;
 mod iwarp;
 mod leave;
@@ -11,6 +12,7 @@ mod links;
 mod moves;
 mod out;
 mod peer;
+mod reach;
 mod sides;
 mod stuck;
 mod tokens;

@@ -79,6 +79,11 @@ impl Peer {
         }
     }
 
+    /// A part of its memory, for a request over this rail.
+    pub fn local(&self, rail: usize, len: u32) -> Sge {
+        self.rails[rail].mr.sge(0, len).expect("inside")
+    }
+
     /// Makes its end of a link, not connected.
     pub fn end(&mut self, no: LinkId, rail: usize) -> LinkEnd {
         let r = &self.rails[rail];
