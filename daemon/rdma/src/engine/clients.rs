@@ -118,7 +118,6 @@ impl<P: Provider> Pair<P> {
             .store(RxWord::default(), std::sync::atomic::Ordering::Release);
         let id = self.lanes.add(Lane::new(client, slot))?;
         p.counters[slot / LANES_PER_COUNTER].lanes.push(id);
-        self.wake(id);
         Some(id)
     }
 

@@ -224,7 +224,7 @@ impl<P: Provider> Pair<P> {
         let offered_to_nobody = was == State::Offered && !self.config.first;
         if link.destroy().is_err() {
             // Writes may still land here, so the peer must not be told that this end is destroyed.
-            self.stuck(no);
+            self.stuck();
             return;
         }
         if !offered_to_nobody {
@@ -257,7 +257,7 @@ impl<P: Provider> Pair<P> {
     }
 
     /// A queue pair could not be destroyed. The memory that it can write to must stay as it is.
-    fn stuck(&mut self, no: LinkId) {
+    fn stuck(&mut self) {
         self.stuck = true;
         for (_, c) in self.chunks.iter_mut() {
             c.leak();
@@ -266,7 +266,6 @@ impl<P: Provider> Pair<P> {
             self.rail = false;
             self.event(Event::NoRail);
         }
-        self.dead.remove(&no);
         self.fail_pair("a queue pair could not be destroyed");
     }
 
@@ -282,9 +281,7 @@ impl<P: Provider> Pair<P> {
 
     /// The peer reports that its end is destroyed.
     pub(super) fn peer_dead(&mut self, no: LinkId, answer: bool) {
-        if self.links.contains_key(&no) {
-            self.fail_link(no, "the peer gave the link up");
-        }
+        self.fail_link(no, "the peer gave the link up"); // if it has not failed before
         if let Some(d) = self.dead.get_mut(&no) {
             let news = !d.peer;
             d.peer = true;
@@ -390,7 +387,6 @@ impl<P: Provider> Pair<P> {
             match self.new_link(no, id) {
                 Some(mut link) => {
                     link.deadline = now + self.config.setup_ns;
-                    link.next_try = now;
                     self.links.insert(no, link);
                     self.link_timer = 0;
                 }
@@ -492,7 +488,6 @@ impl<P: Provider> Pair<P> {
         };
         match link.connect(end, &rail.rail, &self.config) {
             Ok(()) => {
-                link.heard = self.now;
                 link.next_try = self.now + self.config.retry_ns;
                 link.say(no, Body::ConfirmLink { reply: false });
             }
@@ -525,7 +520,6 @@ impl<P: Provider> Pair<P> {
             _ => return self.fail_pair("a link was confirmed out of turn"),
         }
         link.state = State::Active;
-        link.heard = self.now;
         let rail = link.rail;
         self.tell_keys(no);
         self.event(Event::LinkUp { link: no, rail });

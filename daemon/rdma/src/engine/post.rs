@@ -90,7 +90,7 @@ impl<P: Provider> Pair<P> {
     }
 
     /// Finds a link for the lane, or a better one.
-    fn bind(&mut self, id: LaneId, lane: &mut Lane) -> Option<LinkId> {
+    fn bind(&mut self, lane: &mut Lane) -> Option<LinkId> {
         let active = |l: &&Link<P>| l.state == State::Active;
         if let Some(no) = lane.link {
             let Some(now) = self.links.get(&no) else {
@@ -126,7 +126,6 @@ impl<P: Provider> Pair<P> {
         lane.link = Some(no);
         let link = self.links.get_mut(&no)?;
         link.lanes += 1;
-        let _ = id;
         Some(no)
     }
 
@@ -163,7 +162,7 @@ impl<P: Provider> Pair<P> {
         }
         let mut said = false;
         loop {
-            let Some(no) = self.bind(id, lane) else {
+            let Some(no) = self.bind(lane) else {
                 return said;
             };
             let Some((body, what, load)) = self.due(id, lane, no) else {

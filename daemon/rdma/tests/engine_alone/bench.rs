@@ -14,6 +14,8 @@ use underpass_rdma::wire::{Body, Cdc, LinkEnd};
 pub const TOKEN: u32 = 700;
 pub const BASE: Epoch = Epoch::base(3);
 const CHUNK: usize = 1 << 20;
+/// Of our ports.
+pub const LID: u16 = 7;
 /// A turn of the pair.
 pub const TICK_NS: u64 = 1_000;
 
@@ -99,7 +101,7 @@ impl Bench {
 
     pub fn with(config: Config, rails: usize, faults: Faults) -> Bench {
         let world = World::new(1, 2, rails, faults);
-        let mut psn = 1;
+        let mut psn = 0xff00_0001u32;
         let random = Box::new(move || {
             psn += 1;
             psn
@@ -135,7 +137,7 @@ impl Bench {
             port: 1,
             gid_index: 0,
             gid: node.gid(rail),
-            lid: 0,
+            lid: LID,
             mtu: Mtu::B1024,
             fabric: rail as u32,
         });

@@ -162,6 +162,10 @@ fn counters() {
     assert_eq!(now.messages_sent - before.messages_sent, 2);
     assert_eq!(now.messages_received - before.messages_received, 1);
     assert_eq!(s.b.pair.stats(99), Default::default());
+    let (moves, log2, from) = (1, 12, c(0));
+    s.say(Body::Ring { moves, log2, from });
+    let later = s.b.pair.stats(s.b.rails[0]);
+    assert_eq!(later.messages_sent - now.messages_sent, 1, "the answer");
 }
 
 /// Bytes on both sides of the ring's end, and on two rings, in one piece.

@@ -42,8 +42,11 @@ fn a_region_leaves_while_a_link_is_half_destroyed() {
     b.settle();
     let told = (one, Body::DeleteLink { reply: false });
     assert_eq!(b.peer.bodies(two), [told]);
+    // It may ask twice.
+    b.peer.say(two, 9, LEAVES);
+    b.settle();
     b.peer.destroy(one);
-    b.says(Control::QpDeadAck { link: one });
+    b.says(Control::QpDead { link: one });
     assert_eq!(b.peer.bodies(two), [(9, LEFT)]);
 }
 
@@ -69,6 +72,49 @@ fn a_region_leaves_under_way() {
 }
 
 const MS: u64 = 1_000_000;
+/// The writes are in flight on another link than the one over which the answer goes.
+#[test]
+fn a_region_leaves_under_way_elsewhere() {
+    let mut s = Side::new(Bench::new(calm(true), 2));
+    s.up();
+    let one = s.no;
+    let two = s.b.link();
+    s.b.peer.say(one, REGION, LEAVES);
+    s.b.settle();
+    s.tell_key(two);
+    s.b.publish();
+    assert_eq!(s.b.pair.link_of(s.id), Some(two));
+    s.b.peer.bodies(one);
+    s.b.world.set_wire(1, false);
+    s.put(loc(0, 12), 0, 1000);
+    s.b.peer.say(one, REGION, LEAVES);
+    s.b.settle();
+    assert_eq!(s.b.peer.bodies(one), []);
+    s.b.world.set_wire(1, true);
+    s.b.later(MS / 4);
+    assert_eq!(s.b.peer.bodies(one), [(REGION, LEFT)]);
+}
+
+/// The peer is asked again after a while, and not whenever there is something to do.
+#[test]
+fn not_asked_at_every_turn() {
+    let retry_ns = 50 * MS;
+    let config = underpass_rdma::engine::Config {
+        retry_ns,
+        ..calm(true)
+    };
+    let mut b = Bench::new(config, 1);
+    let no = b.link();
+    b.peer.heard(no);
+    b.pair.remove_client(b.clients[0].id);
+    b.later(30 * MS);
+    assert_eq!(b.peer.bodies(no), [(OWN, LEAVES)]);
+    b.later(30 * MS);
+    assert_eq!(b.peer.bodies(no), []);
+    b.later(30 * MS);
+    assert_eq!(b.peer.bodies(no), [(OWN, LEAVES)]);
+}
+
 /// The client's own chunk as a region: the second one that the pair was given.
 const OWN: u32 = 2;
 
@@ -105,6 +151,8 @@ fn a_client_leaves() {
     b.settle();
     assert_eq!(b.happened(), [Event::ClientRemoved { client }]);
     assert_eq!(b.world.live().mrs, before - 2);
+    b.later(30 * MS);
+    assert_eq!(b.happened(), []);
 }
 
 /// No link is left on which the peer has a key.

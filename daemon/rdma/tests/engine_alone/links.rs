@@ -302,6 +302,7 @@ fn views() {
         (1, b.rails[0], false, 0)
     );
     assert_eq!((v.qpn, v.peer_qpn, v.gid.0), (offer.qpn, 0, offer.gid));
+    assert_eq!((offer.lid, offer.psn), (LID, 2), "24 bits of it");
     assert!(v.peer_gid.is_zero());
     b.says(Control::QpAnswer(end));
     let v = b.pair.links().remove(0);
@@ -397,6 +398,8 @@ fn fails((first, says, why): Case) {
     assert!(b.pair.failed() && b.pair.links().is_empty());
     b.controls();
     b.later(50 * MS);
+    let end = b.peer.end(9, 0);
+    b.says(Control::QpOffer(end));
     assert_eq!((b.controls(), b.happened()), (vec![], vec![]));
 }
 

@@ -13,6 +13,7 @@ mod moves;
 mod out;
 mod peer;
 mod reach;
+mod rest;
 mod sides;
 mod stuck;
 mod tokens;

@@ -126,6 +126,31 @@ fn unfinished() {
     assert!(!s.b.pair.unfinished());
 }
 
+/// A poll says whether there was anything to do.
+#[test]
+fn polls() {
+    let mut s = up();
+    let poll = |s: &mut Side| {
+        s.b.now += 1_000;
+        s.b.world.run_until(s.b.now);
+        s.b.pair.poll(s.b.now, &mut s.b.host)
+    };
+    assert!(!poll(&mut s));
+    s.b.peer.say(s.no, s.no, Body::TestLink { reply: true });
+    assert!(poll(&mut s), "a message came");
+    assert!(!poll(&mut s));
+    let token = 99;
+    s.b.pair
+        .control(underpass_rdma::engine::Control::CloseAck { token });
+    assert!(poll(&mut s), "over the channel");
+    assert!(!poll(&mut s));
+    s.b.app().seq[0].0.fetch_add(1, Relaxed);
+    assert!(poll(&mut s), "the application stored something");
+    assert!(!poll(&mut s));
+    s.b.app().seq[5].0.fetch_add(1, Relaxed);
+    assert!(!poll(&mut s), "about no lane");
+}
+
 /// The application's doorbell is rung if it sleeps and its words were stored, and not otherwise; the daemon counts as
 /// asleep in between.
 #[test]
