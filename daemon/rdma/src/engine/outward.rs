@@ -42,7 +42,8 @@ impl<P: Provider> Pair<P> {
         }
         match lane.out.phase {
             Phase::Idle | Phase::Left(_) => {
-                let newer = epoch.since(lane.out.epoch) < u32::MAX / 2;
+                let (used, ahead) = (lane.out.used(), epoch.since(lane.out.epoch));
+                let newer = !used || ahead < u32::MAX / 2;
                 if phase == tx::UP
                     && epoch == lane.out.told.epoch()
                     && epoch != lane.out.epoch

@@ -2,7 +2,7 @@
 
 use crate::bench::*;
 use crate::sides::*;
-use lane::abi::{rx, tx, Cursor, Loc, RxWord, SpaceWord, TcpPos};
+use lane::abi::{rx, tx, Cursor, Epoch, Loc, RxWord, SpaceWord, TcpPos};
 use std::sync::atomic::Ordering::Relaxed;
 use underpass_rdma::engine::{Event, Fault};
 use underpass_rdma::verbs::Memory;
@@ -356,5 +356,21 @@ fn places() {
         s.heard();
         s.put(RING, 0, 1000);
         assert_eq!(s.last_snapshot().is_some(), inside);
+    }
+}
+
+/// A slot that was used more often than half of all epochs reach: its sender goes up as any other.
+#[test]
+fn a_slot_that_was_used_often() {
+    for uses in [3, 32_767, 32_768, 65_535] {
+        let mut s = fresh();
+        let base = Epoch::base(uses);
+        s.id = s.b.pair.open(s.b.clients[0].id, 0).expect("a lane");
+        s.b.pair.connect(s.id, TOKEN, base);
+        s.peer_ready(base.next());
+        s.ask(base.next(), RING, 0);
+        s.answer_ring(1, 0);
+        s.answer_switch(base.next(), 1, true);
+        assert!(s.b.pair.is_up(s.id), "{uses}");
     }
 }
