@@ -449,3 +449,25 @@ fn a_flood() {
     let why = "more requests than can be answered";
     assert!(b.happened().contains(&Event::PairFailed(why)));
 }
+
+/// There is no memory for a queue pair: it is tried again after a while. (Each try takes a number.)
+#[test]
+fn no_memory_for_links() {
+    let faults = |no_memory_in| underpass_rdma::sim::Faults {
+        no_memory_in,
+        ..Default::default()
+    };
+    let config = Config {
+        retry_ns: 9 * MS,
+        ..calm(true)
+    };
+    let mut b = Bench::new(config, 1);
+    b.world.set_faults(faults(1));
+    for _ in 0..20 {
+        b.later(MS);
+    }
+    assert_eq!(b.control, []);
+    b.world.set_faults(faults(0));
+    b.later(9 * MS);
+    assert_eq!(b.offered().psn, 5);
+}

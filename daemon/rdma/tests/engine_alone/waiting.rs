@@ -194,3 +194,20 @@ fn a_reader_at_work() {
     s.b.publish();
     assert_eq!(s.heard(), []);
 }
+
+/// What was sent a while ago does not make completions notify, unless a device tells nothing by them.
+#[test]
+fn requests_in_flight() {
+    let mut s = up();
+    s.b.world.set_wire(0, false);
+    s.put(RING, 0, 400);
+    for _ in 0..2 {
+        s.b.pair.set_rail(s.b.rails[0], true);
+        s.b.settle();
+    }
+    arm(&mut s);
+    s.b.world.set_wire(0, true);
+    s.b.later(MS / 4);
+    assert_eq!(s.heard().len(), 1);
+    assert_eq!(s.b.world.notified(0), []);
+}
