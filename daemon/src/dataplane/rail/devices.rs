@@ -269,6 +269,7 @@ fn number(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use underpass_rdma::sim::{Faults, World};
 
     #[test]
     fn subnets_have_numbers() {
@@ -283,5 +284,29 @@ mod tests {
         let ib = |last| subnet(&gid(&format!("fe80:0:0:5::{last}")), true);
         assert_eq!(ib(1), ib(2));
         assert_ne!(ib(1), subnet(&gid("fe80::1"), true));
+    }
+    /// A device that goes takes its own ports with it, and no other one's.
+    #[test]
+    fn one_device_goes() {
+        let node = World::new(1, 1, 2, Faults::default()).node(0);
+        let ids = node.scan().unwrap();
+        let mut d = Devices::new(node, &[]);
+        let ports: Vec<Port> = (ids.iter().cloned())
+            .map(|device| Port { device, port: 1 })
+            .collect();
+        for port in &ports {
+            let facts = Facts {
+                gid: Gid([0; 16]),
+                gid_index: 0,
+                lid: 0,
+                mtu: Mtu::B1024,
+                fabric: 0,
+            };
+            d.up.insert(port.clone(), facts);
+        }
+        let mut news = Vec::new();
+        d.changed(&[Change::Removed(ids[0].clone())], &mut news);
+        assert!(matches!(&news[..], [News::Gone(p)] if *p == ports[0]));
+        assert_eq!(d.up().keys().collect::<Vec<_>>(), [&ports[1]]);
     }
 }
