@@ -15,7 +15,7 @@ mod remote;
 mod resets;
 
 use crate::clients::adopt::Recovered;
-use crate::clients::client::Client;
+use crate::clients::client::{Client, PerSecond};
 use crate::clients::control::Control;
 use crate::clients::families::Families;
 use crate::clients::family::Family;
@@ -230,7 +230,8 @@ impl<V: Provider> Core<V> {
                     under_way: HashSet::new(),
                     missed: Vec::new(),
                     commands: self.missed_by(process.id, hello.ident),
-                    moves: (self.now(), 0),
+                    moves: PerSecond::default(),
+                    resets: PerSecond::default(),
                 };
                 self.clients.insert(id, client);
                 self.by_process.insert(key, id);
@@ -428,7 +429,7 @@ impl<V: Provider> Core<V> {
                 self.rails(|r| r.group_failed(id, group));
             }
             ToDaemon::Reset { conn, gen, reason } => self.was_reset(who(conn, gen), reason),
-            ToDaemon::FuseTripped {} => self.event(id, resets::FUSE),
+            ToDaemon::FuseBlown {} => self.fuse_blown(id),
             ToDaemon::Forget { conn, gen } => {
                 if let Some(p) = self.clients.get_mut(&id) {
                     p.under_way.remove(&(conn, gen));

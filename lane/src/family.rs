@@ -87,7 +87,7 @@ pub struct Stats {
     pub rings: AtomicU64,
     /// Sleeps of threads that a lane has to wake.
     pub sleeps: AtomicU64,
-    /// Connections reset by the shim itself: see [`Stats::resets`] and [`Stats::faults`].
+    /// Connections reset by the shim itself, and the fuse: see [`Stats::resets`] and [`Stats::is_blown`].
     resets: AtomicU64,
     /// Registrations sent to the daemon.
     pub registered: AtomicU64,
@@ -96,24 +96,44 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// The shim has reset a connection. `fault`: nothing that the peer has written is the cause.
+    /// In `resets`: the fuse of the family's programs has blown.
+    const BLOWN: u64 = 1 << 63;
+    /// Beside it: a process has told its daemon.
+    const TOLD: u64 = 1 << 62;
+    const FUSE: u64 = Self::BLOWN | Self::TOLD;
+
+    /// The shim has reset a connection. `fault`: the fuse blows.
     pub fn count_reset(&self, fault: bool) {
-        self.resets.fetch_add(u64::from(fault) << 32 | 1, Relaxed);
+        self.resets.fetch_add(1, Relaxed);
+        if fault {
+            self.resets.fetch_or(Self::BLOWN, Relaxed);
+        }
     }
 
     /// Connections reset by the shim itself.
     pub fn resets(&self) -> u64 {
-        self.resets.load(Relaxed) & u64::from(u32::MAX)
+        self.resets.load(Relaxed) & !Self::FUSE
     }
 
-    /// Those among them of which no peer's words are the cause: each trips the fuse of the family's programs.
-    pub fn faults(&self) -> u32 {
-        (self.resets.load(Relaxed) >> 32) as u32
+    /// Has a connection of the family been reset by a fault, and nobody looked at it since then?
+    pub fn is_blown(&self) -> bool {
+        self.resets.load(Relaxed) & Self::BLOWN != 0
     }
 
-    /// Of a table that a process takes along its connections to: its fuse is that of the old one.
-    pub fn set_faults(&self, faults: u32) {
-        self.resets.store(u64::from(faults) << 32, Relaxed);
+    /// True for the first process that asks after it has blown.
+    pub fn is_news(&self) -> bool {
+        self.resets.fetch_or(Self::TOLD, Relaxed) & Self::TOLD == 0
+    }
+
+    /// An operator has looked.
+    pub fn mend_fuse(&self) {
+        self.resets.fetch_and(!Self::FUSE, Relaxed);
+    }
+
+    /// A process takes its connections to this new table: the fuse is that of the old one.
+    pub fn set_fuse(&self, of: &Stats) {
+        let fuse = of.resets.load(Relaxed) & Self::FUSE;
+        self.resets.fetch_or(fuse, Relaxed);
     }
 }
 
@@ -463,6 +483,24 @@ impl Conn {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_fuse_is_the_familys() {
+        // SAFETY: atomic integers, for which zero is a value.
+        let [a, b]: [Stats; 2] = unsafe { core::mem::zeroed() };
+        a.count_reset(false);
+        assert_eq!((a.resets(), a.is_blown()), (1, false));
+        a.count_reset(true);
+        assert_eq!((a.resets(), a.is_blown()), (2, true));
+        assert_eq!([a.is_news(), a.is_news()], [true, false]);
+        b.set_fuse(&a);
+        assert_eq!((b.resets(), b.is_blown(), b.is_news()), (0, true, false));
+        a.mend_fuse();
+        a.count_reset(false);
+        assert_eq!((a.resets(), a.is_blown(), b.is_blown()), (3, false, true));
+        a.count_reset(true);
+        assert!(a.is_news());
+    }
 
     #[test]
     fn entries_are_whole_lines() {

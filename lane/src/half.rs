@@ -18,7 +18,7 @@ pub mod tx;
 use crate::abi::{rx as word, tx as phase};
 use crate::num;
 use core::sync::atomic::{AtomicU32, Ordering::*};
-pub use mem::{Area, Iov, Memory};
+pub use mem::{Area, Iov, Memory, CALL_MAX};
 pub use rx::{Received, RxState};
 pub use tx::{Sent, TxState};
 

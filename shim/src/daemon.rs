@@ -394,8 +394,8 @@ pub fn was_reset(conn: u32, c: &lane::family::Conn, r: Reason) {
 }
 
 /// For the log: new connections of this process stay on TCP.
-pub fn fuse_tripped() {
-    let _ = send(&ToDaemon::FuseTripped {}, &[]);
+pub fn fuse_blown() {
+    let _ = send(&ToDaemon::FuseBlown {}, &[]);
 }
 
 pub fn forget(conn: u32, gen: u32) {

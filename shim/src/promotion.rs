@@ -24,7 +24,7 @@ pub use retire::{end_lane, lane_gone, yielded};
 
 use crate::state::groups::LinkGroup;
 use crate::state::table::{self, set_reason, Local};
-use crate::state::{attached, waiters};
+use crate::state::{attached, fuse, waiters};
 use crate::sys::{self, env, lock, pids};
 use crate::tcp::port::{self, Sock};
 use crate::tcp::{self, ends, probes};
@@ -222,6 +222,9 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     let m = m.across(group.is_remote());
     if table::holders(c) != 1 {
         return refuse(Reason::Shared, 100);
+    }
+    if fuse::is_blown() {
+        return refuse(Reason::Fuse, register::FUSE_MS);
     }
     // Both ends have finished with the previous use of the slot: its rings are free.
     let slot = &group.rings[lane_no as usize];

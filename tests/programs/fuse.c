@@ -1,5 +1,6 @@
 /* A program whose connection the shim has to reset, because bytes that no hooked call has sent are on TCP below the
- * lane. What was on a lane before stays there; what is new stays on TCP until an operator has seen it.
+ * lane. What was on a lane before stays there; what is new stays on TCP until an operator has seen it,
+ * also in a child.
  *
  *     fuse GO
  *
@@ -8,6 +9,7 @@
 #define _GNU_SOURCE
 #include "pairs.h"
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static void both(int a, int b) {
@@ -31,11 +33,23 @@ int main(int argc, char **argv) {
     for (int k = 0; k < 1000; k++) both(next[0], next[1]);
     NEED(by_lane(kept[0], kept[1]) && by_lane(kept[1], kept[0]));
     NEED(!by_lane(next[0], next[1]) && !by_lane(next[1], next[0]));
+    pid_t child = fork(); /* it has no connection of its own until an operator has seen it */
+    NEED(child >= 0);
+    if (!child) {
+        for (int k = 0; k < 2; k++) close(kept[k]), close(lost[k]), close(next[k]);
+        while (access(argv[1], F_OK)) sleep_us(1000);
+        listener = -1, address.sin_port = 0;
+        dial(&lost[0], &lost[1]);
+        warm(lost[0], lost[1]);
+        _exit(0);
+    }
     puts("tcp");
     fflush(stdout);
     while (access(argv[1], F_OK)) both(next[0], next[1]);
     warm(next[0], next[1]);
     dial(&lost[0], &lost[1]);
     warm(lost[0], lost[1]);
+    int status;
+    NEED(waitpid(child, &status, 0) == child && status == 0);
     puts("result ok");
 }

@@ -66,7 +66,7 @@ pub enum Command {
     /// Send connections down to TCP, live, and keep them there
     #[command(after_help = STEER_EXAMPLES)]
     Down(Steer),
-    /// Let connections be promoted again that `down` sent to TCP, and new ones of programs whose fuse has tripped
+    /// Let connections be promoted again that `down` sent to TCP, and new ones of programs whose fuse has blown
     #[command(after_help = STEER_EXAMPLES)]
     Up(Steer),
     /// Show the events that programs under the shim reported, newest last

@@ -39,12 +39,35 @@ pub struct Client {
     pub missed: Vec<ToShim>,
     /// Operator commands of that time.
     pub commands: PendingCommands,
-    /// When the present second began, and how often the process has moved to another table in it.
-    pub moves: (Duration, u32),
+    /// Moves to another table.
+    pub moves: PerSecond,
+    /// Resets that were logged.
+    pub resets: PerSecond,
+}
+
+/// Counts something within seconds.
+#[derive(Debug, Default)]
+pub struct PerSecond {
+    began: Duration,
+    n: u32,
+}
+
+impl PerSecond {
+    /// It happens once more: is that within the limit?
+    pub fn once_more(&mut self, now: Duration, most: u32) -> bool {
+        if now.saturating_sub(self.began) > Duration::from_secs(1) {
+            *self = PerSecond { began: now, n: 0 };
+        }
+        self.n = self.n.saturating_add(1);
+        self.n <= most
+    }
 }
 
 /// Most moves to another table in a second; shims make at most five.
 const MOVES_MAX: u32 = 32;
+
+/// Most resets of one process that are logged in a second: the log is everybody's.
+const RESETS_MAX: u32 = 8;
 
 impl Client {
     pub fn cgroup(&self) -> &Arc<Cgroup> {
@@ -86,11 +109,12 @@ impl Client {
 
     /// A process moves to another table: is that within the limit?
     pub fn may_move(&mut self, now: Duration) -> bool {
-        if now.saturating_sub(self.moves.0) > Duration::from_secs(1) {
-            self.moves = (now, 0);
-        }
-        self.moves.1 += 1;
-        self.moves.1 <= MOVES_MAX
+        self.moves.once_more(now, MOVES_MAX)
+    }
+
+    /// A shim says that it has reset a connection: is that within the limit?
+    pub fn may_log_reset(&mut self, now: Duration) -> bool {
+        self.resets.once_more(now, RESETS_MAX)
     }
 
     /// The control connection is gone.

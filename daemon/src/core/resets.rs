@@ -1,18 +1,19 @@
 //! Connections that a shim had to reset, for the log.
 
 use super::Core;
-use crate::clients::ids::ConnRef;
+use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::view;
 use lane::proto::reason::Reason;
 use underpass_rdma::verbs::Provider;
 
-/// What is logged of a process that knows of one.
-pub(super) const FUSE: &str =
-    "had to reset a connection: new ones stay on TCP (fuse) until `underpass up`";
-
 impl<V: Provider> Core<V> {
     /// The shim says that it has reset this connection.
     pub(super) fn was_reset(&mut self, who: ConnRef, code: u32) {
+        let now = self.now();
+        let client = self.clients.get_mut(&who.client);
+        if !client.is_some_and(|c| c.may_log_reset(now)) {
+            return;
+        }
         let why = Reason::from_code(code).map_or("unknown", |r| r.info().name);
         let table = self.clients.get(&who.client).map(|p| &p.family);
         let row = table.and_then(|t| t.view(who.conn));
@@ -24,5 +25,20 @@ impl<V: Provider> Core<V> {
             None => format!("connection {}", who.conn),
         };
         self.event(who.client, &format!("reset {which}: {why}"));
+    }
+
+    /// New connections of this process stay on TCP.
+    pub(super) fn fuse_blown(&mut self, id: ClientId) {
+        let now = self.now();
+        if self
+            .clients
+            .get_mut(&id)
+            .is_some_and(|c| c.may_log_reset(now))
+        {
+            self.event(
+                id,
+                "new connections stay on TCP after a reset (fuse) until `underpass up`",
+            );
+        }
     }
 }

@@ -187,7 +187,7 @@ messages! {
         /// The shim has reset this connection. For the log only.
         15 Reset { conn: u32, gen: u32, reason: u32 }
         /// New connections of this process stay on TCP, because of a reset. For the log only.
-        16 FuseTripped {}
+        16 FuseBlown {}
     }
 }
 

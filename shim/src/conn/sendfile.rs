@@ -9,6 +9,7 @@ use crate::sys::{self, thread};
 use crate::tcp::native::{native, Native, Way};
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
+use lane::half::CALL_MAX;
 use lane::num;
 
 /// Bytes read and sent at a time.
@@ -41,6 +42,7 @@ pub unsafe fn sendfile(
     if daemon::pending() {
         daemon::pump();
     }
+    let count = count.min(CALL_MAX);
     let mut input = input;
     let total = match natively(&mut call, (fd, i), &mut input, count, &own) {
         Continue(total) => total,

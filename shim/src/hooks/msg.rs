@@ -7,6 +7,7 @@ use crate::state::table;
 use crate::sys::{self, pages, real};
 use crate::{conn, tcp};
 use core::sync::atomic::Ordering::Relaxed;
+use lane::half::Iov;
 use lane::num;
 use lane::proto::reason::Reason;
 use libc::{iovec, mmsghdr, msghdr, timespec};
@@ -299,7 +300,7 @@ fn ns_of(t: &timespec) -> Option<u64> {
 /// `m` is the application's message header.
 unsafe fn whole(m: *const msghdr, sent: isize) -> bool {
     // SAFETY: by contract.
-    let all = unsafe { iovs(m) }.map_or(0, |s| s.iter().map(|v| v.iov_len).sum());
+    let all = unsafe { iovs(m) }.map_or(0, |s| Iov::new(s).left());
     sent >= 0 && num::count(sent) >= all
 }
 

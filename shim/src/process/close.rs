@@ -11,6 +11,7 @@ use crate::{daemon, sets, tcp};
 use core::sync::atomic::Ordering::*;
 use lane::family::{flag, state, Conn};
 use lane::num;
+use lane::proto::reason::Reason;
 
 /// Called before a descriptor of the application is closed (or replaced by dup2). If the connection lingers,
 /// returns the argument for [`closed`].
@@ -165,6 +166,9 @@ fn end(fd: i32, i: u32) {
         // Close first, then look: a sender publishes first, then looks whether we have closed.
         c.rx.close(&m, &port, c.tx.tcp_pos.load(Relaxed));
         take_frame(c, &m, &port, true);
+        if flushed.is_none() && clean {
+            tcp::count_reset(c, fd, Reason::Stalled);
+        }
         let reset = flushed.is_none() || c.rx.ring_unread(&m) > 0;
         if reset {
             // Unread bytes at close make it a reset, as in TCP (RFC 1122, 4.2.2.13), also after a SHUT_RD. So do

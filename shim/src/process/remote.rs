@@ -124,6 +124,7 @@ fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
             return true; // `LaneDone` follows, and then it closes its copy
         }
         if !back_on_tcp(c, m, &port, fd) {
+            tcp::count_reset(c, fd, Reason::Stalled);
             return false;
         }
     }
@@ -136,6 +137,7 @@ fn end_here(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) {
     let _t = lock::lock(&c.tx.lock);
     let port = Sock { fd, group };
     if c.tx.mode.load(Relaxed) != mode::TCP && !back_on_tcp(c, m, &port, fd) {
+        tcp::count_reset(c, fd, Reason::Stalled);
         return tcp::disconnect(fd);
     }
     let _ = sys::shutdown(fd, libc::SHUT_WR);

@@ -17,10 +17,11 @@ pub fn command(conn: u32, gen: u32, what: u32) {
         return;
     }
     if what == op::UP {
-        fuse::clear();
+        fuse::mend();
     }
     table::each(|i, c| {
-        if what == op::UP && c.reason.load(Relaxed) == Reason::Fuse.code() {
+        let waits = || c.flags.load(Relaxed) & CLOSED_DOORS == 0;
+        if what == op::UP && c.reason.load(Relaxed) == Reason::Fuse.code() && waits() {
             c.not_before_ms.store(0, Relaxed);
             return consider(i, table::local(i).fd.load(Relaxed), c);
         }

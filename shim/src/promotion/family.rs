@@ -129,13 +129,8 @@ fn move_out(cut: bool) {
         // (The daemon is not told: a process that holds nothing says hello again when it holds something.)
         0 => {
             sets::give_up_inherited();
-            daemon::part(|| {
-                let cleared = table::clear();
-                if cleared {
-                    fuse::forget();
-                }
-                cleared
-            })
+            fuse::take_along();
+            daemon::part(table::clear)
         }
         // Another thread could be in the middle of changing an entry.
         _ if !sys::is_single_threaded() => false,
@@ -262,7 +257,7 @@ impl Move {
         new.header.used.store(used, Relaxed);
         self.keep_natives(new);
         new.header.set_home(self.old.header.home());
-        new.header.stats.set_faults(self.old.header.stats.faults());
+        new.header.stats.set_fuse(&self.old.header.stats);
         true
     }
 

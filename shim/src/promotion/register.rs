@@ -13,6 +13,9 @@ use lane::os::TcpInfo;
 use lane::proto::msg::register;
 use lane::proto::reason::Reason;
 
+/// Milliseconds between two looks whether an operator has mended the fuse.
+pub(super) const FUSE_MS: u64 = 1000;
+
 /// Registers the connection if nothing forbids it now.
 pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     if !daemon::ensure() {
@@ -31,9 +34,9 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     }
     if fuse::is_blown() {
         if fuse::is_news() {
-            daemon::fuse_tripped();
+            daemon::fuse_blown();
         }
-        return table::later(c, Reason::Fuse, 1000);
+        return table::later(c, Reason::Fuse, FUSE_MS);
     }
     if table::holders(c) != 1 {
         table::forget_zombies(c);

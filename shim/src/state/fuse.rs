@@ -1,43 +1,43 @@
 //! The fuse: after the shim had to reset a connection of a program, the program's new connections stay on TCP.
 //!
 //! A reset is the one thing that an application notices, so a program in which it has happened is better off without
-//! lanes until somebody has looked. What the words of a hostile peer are the cause of does not count: otherwise any
-//! peer could keep a server on TCP.
+//! new lanes until somebody has looked. It blows for every reset that the kernel's TCP would not have made, whoever is
+//! the cause, except for impossible words: no honest peer writes those. So a peer can blow the fuse of a program, by
+//! bytes behind its shim's back or by standing still in the wrong moment, and what it gets is a program on TCP.
 //!
-//! The resets are counted in the family's table, so a child that resets a connection between fork and exec trips the
-//! fuse of its parent. Each process remembers up to which count the operator has cleared it; a fork inherits that. A
-//! program that is started anew has a new table.
+//! It is part of the family's table, so a child that resets a connection between fork and exec blows the fuse of its
+//! parent, and an operator who tells one process tells all. A program that is started anew has a new table.
 
 use super::table;
 use core::sync::atomic::{AtomicU32, Ordering::*};
+use lane::family::Stats;
 
-/// Faults that an operator has cleared.
-static CLEARED: AtomicU32 = AtomicU32::new(0);
-/// Faults that the daemon was told of.
-static TOLD: AtomicU32 = AtomicU32::new(0);
+/// Not 0: it had blown in the table that this process has given up (`table::clear`).
+static BLOWN_BEFORE: AtomicU32 = AtomicU32::new(0);
 
-fn faults() -> u32 {
-    table::table().map_or(0, |t| t.header.stats.faults())
+fn stats() -> Option<&'static Stats> {
+    table::table().map(|t| &t.header.stats)
 }
 
 /// Do new connections stay on TCP?
 pub fn is_blown() -> bool {
-    faults() != CLEARED.load(Relaxed)
+    stats().is_some_and(Stats::is_blown) || BLOWN_BEFORE.load(Relaxed) != 0
 }
 
-/// Has it blown since this was asked last? (So it is said once for each fault.)
+/// Has no process of the family said so yet?
 pub fn is_news() -> bool {
-    let now = faults();
-    TOLD.swap(now, Relaxed) != now
+    stats().is_some_and(Stats::is_news)
 }
 
-/// An operator has seen it.
-pub fn clear() {
-    CLEARED.store(faults(), Relaxed);
+/// An operator has looked.
+pub fn mend() {
+    BLOWN_BEFORE.store(0, Relaxed);
+    if let Some(s) = stats() {
+        s.mend_fuse();
+    }
 }
 
-/// The next table of this process is a new one.
-pub fn forget() {
-    CLEARED.store(0, Relaxed);
-    TOLD.store(0, Relaxed);
+/// This process is about to give up the table.
+pub fn take_along() {
+    BLOWN_BEFORE.store(u32::from(is_blown()), Relaxed);
 }

@@ -23,12 +23,7 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     if super::is_other(fd) {
         return; // the number stands for another file, which must not be reset
     }
-    if let Some(t) = table::table() {
-        t.header.stats.count_reset(r != Reason::Hostile);
-    }
-    if let Some(i) = table::entry_of(&c.gen) {
-        daemon::was_reset(i, c, r);
-    }
+    count_reset(c, fd, r);
     table::disqualify(c, r);
     c.tx.abandon();
     // (A packet filter may drop the RST: see `ends`.)
@@ -40,6 +35,23 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     if !c.has_error() && sys::poll1(fd, 0) & libc::POLLERR == 0 {
         c.rx.error.put(libc::ECONNRESET); // it had ended before, and its own error was reported already
     }
+}
+
+/// The shim resets a connection, or ends it in a way that its peer sees as one, and the application did not want that:
+/// counted, said to the daemon, and the fuse blows, unless there was nothing left to break.
+#[cold]
+pub fn count_reset(c: &Conn, fd: i32, r: Reason) {
+    let Some((t, i)) = table::table().zip(table::entry_of(&c.gen)) else {
+        return;
+    };
+    let l = table::local(i);
+    let dead = || {
+        ends::is_dead(l) || attached::of(c, l).is_some_and(|(k, _)| !k.is_remote() && k.is_dead())
+    };
+    let over = c.has_error() || sys::tcp_state(fd) == Some(CLOSE) || dead();
+    let fault = !over && !matches!(r, Reason::Hostile | Reason::NotEstablished);
+    t.header.stats.count_reset(fault);
+    daemon::was_reset(i, c, r);
 }
 
 /// Sends a reset now, even if others hold the socket: connect(AF_UNSPEC) (`tcp_disconnect`). The socket is then in
