@@ -228,7 +228,7 @@ impl Bench {
         copy(&from, &tree, |n| n != LIB && !is_mutated(n))?;
         let list = to.join("without");
         let mut without = known::load(&from, &list, &rewrite(&from, &BTreeSet::new())?.0)?;
-        for _ in 0..20 {
+        for _ in 0..40 {
             let mutants = write(&from, &tree, &without)?;
             let mut said = String::new();
             let mut bad = BTreeSet::new();
