@@ -24,7 +24,7 @@ fn new_connections_stay_on_tcp_until_up() -> Result<()> {
         })
         .with_context(|| d.picture())?;
         let log = d.log()?.join("\n");
-        for says in ["reset 127.0.0.1:", ": foreign-bytes", "(fuse)"] {
+        for says in ["reset 127.0.0.1:", ": foreign-bytes", ": stalled", "(fuse)"] {
             ensure!(log.contains(says), "{says} is not in\n{log}");
         }
         d.up(Target::All)?;
@@ -40,6 +40,6 @@ fn new_connections_stay_on_tcp_until_up() -> Result<()> {
         );
         std::fs::remove_file(&go)?;
     }
-    ensure!(d.stats()?.resets == 2, "{}", d.picture());
+    ensure!(d.stats()?.resets == 4, "{}", d.picture());
     Ok(())
 }

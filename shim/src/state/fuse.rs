@@ -1,9 +1,10 @@
 //! The fuse: after the shim had to reset a connection of a program, the program's new connections stay on TCP.
 //!
 //! A reset is the one thing that an application notices, so a program in which it has happened is better off without
-//! new lanes until somebody has looked. It blows for every reset that the kernel's TCP would not have made, whoever is
-//! the cause, except for impossible words: no honest peer writes those. So a peer can blow the fuse of a program, by
-//! bytes behind its shim's back or by standing still in the wrong moment, and what it gets is a program on TCP.
+//! new lanes until somebody has looked. It blows for resets that the kernel's TCP would not have made (`stalled`,
+//! `in-doubt`, `internal`), but not for those that a peer makes with its words or bytes (`bad-peer`, `sync`,
+//! `foreign-bytes`): a liar must not keep everybody else of a server on TCP. A peer that stands still while a
+//! connection leaves its lane can blow it all the same.
 //!
 //! It is part of the family's table, so a child that resets a connection between fork and exec blows the fuse of its
 //! parent, and an operator who tells one process tells all. A program that is started anew has a new table.

@@ -49,7 +49,8 @@ pub fn count_reset(c: &Conn, fd: i32, r: Reason) {
         ends::is_dead(l) || attached::of(c, l).is_some_and(|(k, _)| !k.is_remote() && k.is_dead())
     };
     let over = c.has_error() || sys::tcp_state(fd) == Some(CLOSE) || dead();
-    let fault = !over && !matches!(r, Reason::Hostile | Reason::NotEstablished);
+    let theirs = matches!(r, Reason::Hostile | Reason::Foreign | Reason::Sync);
+    let fault = !over && !theirs && r != Reason::NotEstablished;
     t.header.stats.count_reset(fault);
     daemon::was_reset(i, c, r);
 }
