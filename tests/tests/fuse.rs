@@ -24,7 +24,8 @@ fn new_connections_stay_on_tcp_until_up() -> Result<()> {
         })
         .with_context(|| d.picture())?;
         let log = d.log()?.join("\n");
-        for says in ["reset 127.0.0.1:", ": foreign-bytes", ": stalled", "(fuse)"] {
+        // (A connection that is closed at once may be gone from the table before the daemon looks for its addresses.)
+        for says in ["] reset ", ": foreign-bytes", ": stalled", "(fuse)"] {
             ensure!(log.contains(says), "{says} is not in\n{log}");
         }
         d.up(Target::All)?;
