@@ -9,9 +9,7 @@ use underpass_rdma::verbs::Provider;
 impl<V: Provider> Core<V> {
     /// The shim says that it has reset this connection.
     pub(super) fn was_reset(&mut self, who: ConnRef, code: u32) {
-        let now = self.now();
-        let client = self.clients.get_mut(&who.client);
-        if !client.is_some_and(|c| c.may_log_reset(now)) {
+        if !self.may_log(who.client) {
             return;
         }
         let why = Reason::from_code(code).map_or("unknown", |r| r.info().name);
@@ -29,16 +27,17 @@ impl<V: Provider> Core<V> {
 
     /// New connections of this process stay on TCP.
     pub(super) fn fuse_blown(&mut self, id: ClientId) {
-        let now = self.now();
-        if self
-            .clients
-            .get_mut(&id)
-            .is_some_and(|c| c.may_log_reset(now))
-        {
+        if self.may_log(id) {
             self.event(
                 id,
                 "new connections stay on TCP after a reset (fuse) until `underpass up`",
             );
         }
+    }
+
+    fn may_log(&mut self, id: ClientId) -> bool {
+        let now = self.now();
+        let client = self.clients.get_mut(&id);
+        client.is_some_and(|c| c.may_log_reset(now))
     }
 }

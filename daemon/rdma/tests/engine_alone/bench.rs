@@ -16,6 +16,14 @@ pub const BASE: Epoch = Epoch::base(3);
 const CHUNK: usize = 1 << 20;
 /// Of our ports.
 pub const LID: u16 = 7;
+/// The application's ring.
+pub const RING: Loc = Loc {
+    chunk: 1,
+    page: 0,
+    log2: 12,
+};
+/// A millisecond in ns.
+pub const MS: u64 = 1_000_000;
 /// A turn of the pair.
 pub const TICK_NS: u64 = 1_000;
 
@@ -276,6 +284,14 @@ impl Bench {
         self.pair.connect(id, TOKEN + slot, BASE);
         self.settle();
         id
+    }
+}
+
+/// The head that a snapshot says.
+pub fn head(b: &Body) -> Option<u64> {
+    match b {
+        Body::Cdc(c) => Some(c.head.get()),
+        _ => None,
     }
 }
 

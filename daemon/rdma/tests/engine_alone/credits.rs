@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use underpass_rdma::engine::Config;
 use underpass_rdma::wire::Body;
 
-const MS: u64 = 1_000_000;
 const RING: Loc = Loc {
     chunk: 1,
     page: 0,
@@ -96,13 +95,6 @@ fn pieces() {
         );
         let all: Vec<u8> = (0..10_000).map(|i| i as u8).collect();
         assert_eq!(s.arrived(0, 10_000), all);
-    }
-}
-
-fn head(b: &Body) -> Option<u64> {
-    match b {
-        Body::Cdc(c) => Some(c.head.get()),
-        _ => None,
     }
 }
 

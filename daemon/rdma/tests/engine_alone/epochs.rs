@@ -2,17 +2,11 @@
 
 use crate::bench::*;
 use crate::sides::*;
-use lane::abi::{rx, tx, Cursor, Epoch, Loc, RxWord, SpaceWord, TcpPos};
+use lane::abi::{rx, tx, Cursor, Epoch, RxWord, SpaceWord, TcpPos};
 use std::sync::atomic::Ordering::Relaxed;
 use underpass_rdma::engine::{Event, Fault};
 use underpass_rdma::verbs::Memory;
 use underpass_rdma::wire::{flag, Body};
-
-const RING: Loc = Loc {
-    chunk: 1,
-    page: 0,
-    log2: 12,
-};
 
 fn fresh() -> Side {
     Side::new(Bench::new(calm(true), 1))

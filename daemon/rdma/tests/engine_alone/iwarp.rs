@@ -7,7 +7,6 @@ use underpass_rdma::engine::{Config, Control};
 use underpass_rdma::sim::Faults;
 use underpass_rdma::wire::Body;
 
-const MS: u64 = 1_000_000;
 const RING: Loc = Loc {
     chunk: 1,
     page: 0,
@@ -85,13 +84,6 @@ fn the_window() {
     s.b.later(MS);
     let said = s.b.peer.bodies(s.no);
     assert!(said.iter().any(|m| head(&m.1) == Some(5000)), "{said:?}");
-}
-
-fn head(b: &Body) -> Option<u64> {
-    match b {
-        Body::Cdc(c) => Some(c.head.get()),
-        _ => None,
-    }
 }
 
 /// What was sent a while ago is asked about by itself.

@@ -71,7 +71,6 @@ fn a_region_leaves_under_way() {
     assert_eq!(s.heard(), []);
 }
 
-const MS: u64 = 1_000_000;
 /// The writes are in flight on another link than the one over which the answer goes.
 #[test]
 fn a_region_leaves_under_way_elsewhere() {

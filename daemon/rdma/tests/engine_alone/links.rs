@@ -4,8 +4,6 @@ use crate::bench::*;
 use underpass_rdma::engine::{Config, Control, Event};
 use underpass_rdma::wire::{Body, LinkEnd};
 
-const MS: u64 = 1_000_000;
-
 /// The pair's failure among these, if there is one.
 fn failure(b: &mut Bench) -> Option<&'static str> {
     b.settle();

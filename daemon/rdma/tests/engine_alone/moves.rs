@@ -2,16 +2,9 @@
 
 use crate::bench::*;
 use crate::sides::*;
-use lane::abi::{rx, tx, Loc, RxWord};
+use lane::abi::{rx, tx, RxWord};
 use underpass_rdma::engine::{Config, Control, Event, Fault, LinkId};
 use underpass_rdma::wire::{flag, Body};
-
-const MS: u64 = 1_000_000;
-const RING: Loc = Loc {
-    chunk: 1,
-    page: 0,
-    log2: 12,
-};
 
 /// A lane with two links over two rails, and the keys for both.
 fn two() -> (Side, [LinkId; 2]) {

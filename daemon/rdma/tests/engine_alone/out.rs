@@ -13,11 +13,6 @@ fn up() -> Side {
     s
 }
 
-const RING: Loc = Loc {
-    chunk: 1,
-    page: 0,
-    log2: 12,
-};
 const REFUSED: RxFlags = RxFlags::from_raw(rx::READY.raw() | rx::REVOKED.raw());
 
 /// Few bytes go behind their snapshot, more are written before it; the reader's cursor is shown.

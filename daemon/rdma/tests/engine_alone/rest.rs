@@ -2,17 +2,10 @@
 
 use crate::bench::*;
 use crate::sides::*;
-use lane::abi::{rx, tx, Cursor, Loc, RxWord, TxWord};
+use lane::abi::{rx, tx, Cursor, RxWord, TxWord};
 use std::sync::atomic::Ordering::Relaxed;
 use underpass_rdma::engine::{Config, Control, Event, Fault};
 use underpass_rdma::wire::{flag, Body};
-
-const MS: u64 = 1_000_000;
-const RING: Loc = Loc {
-    chunk: 1,
-    page: 0,
-    log2: 12,
-};
 
 fn fresh() -> Side {
     Side::new(Bench::new(calm(true), 1))

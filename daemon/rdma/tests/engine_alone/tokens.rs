@@ -2,15 +2,9 @@
 
 use crate::bench::*;
 use crate::sides::*;
-use lane::abi::{rx, tx, Epoch, Loc, TcpPos, LANES};
+use lane::abi::{rx, tx, Epoch, TcpPos, LANES};
 use underpass_rdma::engine::{Control, Event, LaneId};
 use underpass_rdma::wire::{flag, Body};
-
-const RING: Loc = Loc {
-    chunk: 1,
-    page: 0,
-    log2: 12,
-};
 
 /// Removes a lane of a slot whose peer was never told.
 fn remove(b: &mut Bench, id: LaneId) {

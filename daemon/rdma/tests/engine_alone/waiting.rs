@@ -2,17 +2,10 @@
 
 use crate::bench::*;
 use crate::sides::*;
-use lane::abi::{rx, tx, Loc};
+use lane::abi::{rx, tx};
 use std::sync::atomic::Ordering::Relaxed;
 use underpass_rdma::sim::Faults;
 use underpass_rdma::wire::Body;
-
-const MS: u64 = 1_000_000;
-const RING: Loc = Loc {
-    chunk: 1,
-    page: 0,
-    log2: 12,
-};
 
 fn up() -> Side {
     let mut s = Side::new(Bench::new(calm(true), 1));
