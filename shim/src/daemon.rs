@@ -21,6 +21,7 @@ use crate::state::groups::{self, LinkGroup};
 use crate::state::{fdtab, table};
 use crate::sys::{self, lock, pids};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use lane::family::Conn;
 use lane::num;
 use lane::proto::msg::{ToDaemon, ToShim, MAX};
 use lane::proto::reason::Reason;
@@ -384,7 +385,7 @@ pub fn lane_shut(group: &LinkGroup, lane: u32) -> bool {
 }
 
 /// For the log: the shim has reset this connection. (If no daemon is there, nobody keeps a log.)
-pub fn was_reset(conn: u32, c: &lane::family::Conn, r: Reason) {
+pub fn was_reset(conn: u32, c: &Conn, r: Reason) {
     let m = ToDaemon::Reset {
         conn,
         gen: c.gen.load(Relaxed),

@@ -129,8 +129,12 @@ fn move_out(cut: bool) {
         // (The daemon is not told: a process that holds nothing says hello again when it holds something.)
         0 => {
             sets::give_up_inherited();
-            fuse::take_along();
-            daemon::part(table::clear)
+            let blown = fuse::is_blown();
+            let cleared = daemon::part(table::clear);
+            if cleared && blown {
+                fuse::take_along();
+            }
+            cleared
         }
         // Another thread could be in the middle of changing an entry.
         _ if !sys::is_single_threaded() => false,

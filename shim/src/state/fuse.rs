@@ -38,7 +38,7 @@ pub fn mend() {
     }
 }
 
-/// This process is about to give up the table.
+/// This process has given up a table in which it had blown.
 pub fn take_along() {
-    BLOWN_BEFORE.store(u32::from(is_blown()), Relaxed);
+    BLOWN_BEFORE.store(1, Relaxed);
 }
