@@ -112,6 +112,12 @@ fn a_send_to_who_has_closed() -> Result<()> {
     both_ways("late_send", &["60", "12"], 120, 1_000)
 }
 
+/// The daemon's copy of a socket that it reads does not hold back a close.
+#[test]
+fn a_close_while_the_daemon_looks() -> Result<()> {
+    both_ways("handed_in", &["3000"], 0, 0)
+}
+
 /// Three gigabytes asked for: two are moved, less a page.
 #[test]
 fn no_more_than_the_kernel_moves_in_one_call() -> Result<()> {

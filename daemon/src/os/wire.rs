@@ -52,22 +52,50 @@ pub fn recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Incoming, Errno> {
     })
 }
 
-/// The descriptor itself, or, if it is a Unix socket, the descriptor in its queue (see
-/// `lane::proto::msg::ToDaemon::Register`). `None`: the shim has taken it back. Runs on the blocking pool.
-pub fn handed_over(fd: Foreign) -> Option<Foreign> {
-    let domain = sockopt::get::<i32>(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN);
-    if domain.map(|d| d.0) != Ok(libc::AF_UNIX) {
-        return Some(fd);
-    }
-    let got = recv(fd.as_fd(), &mut [0u8; 1]);
-    fd.close();
-    match got {
-        Ok(Incoming::Message { mut fds, .. }) => {
-            let first = fds.pop();
-            fds.into_iter().for_each(Foreign::close);
-            first
+/// A socket that a shim has handed in, and the Unix socket in whose queue it lay, which the shim has, too.
+#[derive(Debug)]
+pub struct HandedOver {
+    socket: Foreign,
+    end: Option<Foreign>,
+}
+
+impl HandedOver {
+    /// Takes the socket out of the queue of `fd`; a descriptor of anything else is the socket itself (see
+    /// `lane::proto::msg::ToDaemon::Register`). `None`: the shim has taken it back. Runs on the blocking pool.
+    pub fn take(fd: Foreign) -> Option<Self> {
+        let domain = sockopt::get::<i32>(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN);
+        if domain.map(|d| d.0) != Ok(libc::AF_UNIX) {
+            return Some(Self {
+                socket: fd,
+                end: None,
+            });
         }
-        _ => None,
+        let Ok(Incoming::Message { mut fds, .. }) = recv(fd.as_fd(), &mut [0u8; 1]) else {
+            fd.close();
+            return None;
+        };
+        let socket = fds.pop();
+        fds.into_iter().for_each(Foreign::close);
+        Some(Self {
+            socket: socket?,
+            end: Some(fd),
+        })
+    }
+
+    /// Closes our copy; then the shim, which waits before it closes its own, sees POLLHUP. Runs on the blocking pool.
+    pub fn close(self) {
+        self.socket.close(); // may block
+        if let Some(end) = self.end {
+            // Fails for a socket that has no shutdown, which is not the shim's.
+            let _ = rustix::net::shutdown(&end, rustix::net::Shutdown::Both);
+            end.close();
+        }
+    }
+}
+
+impl AsFd for HandedOver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

@@ -9,9 +9,8 @@ use crate::lanes::holders;
 use crate::lanes::inherited;
 use crate::lanes::inherited::Inherited;
 use crate::lanes::unseen;
-use crate::os::fds::Foreign;
 use crate::os::process::ProcId;
-use crate::os::wire;
+use crate::os::wire::HandedOver;
 use crate::pairing::socket;
 use crate::pairing::unprovable;
 use std::os::fd::AsFd;
@@ -260,21 +259,17 @@ pub(crate) async fn read_registration(shared: Shared, r: Registration) {
         proof,
         ..
     } = r;
-    let (tx, rx) = tokio::sync::oneshot::channel();
-    let helper = tokio::task::spawn_blocking(move || {
-        let taken = wire::handed_over(fd);
-        let read = |f: &Foreign| socket::read(f.as_fd(), tcp_pos, flags, &*proof);
-        let _ = tx.send(taken.as_ref().map(read));
-        if let Some(f) = taken {
-            f.close(); // may block
-        }
+    let read = tokio::task::spawn_blocking(move || {
+        let taken = HandedOver::take(fd)?;
+        let read = socket::read(taken.as_fd(), tcp_pos, flags, &*proof);
+        taken.close(); // may block: only if nobody else has the socket, who would wait for the answer
+        Some(read)
     });
-    if let Ok(read) = rx.await {
+    if let Ok(read) = read.await {
         shared
             .borrow_mut()
             .registration_read(who, read, r.came, flags);
     }
-    let _ = helper.await;
     drop(r.job);
     shared.borrow_mut().credit(who.client, r.control);
 }

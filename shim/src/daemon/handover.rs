@@ -3,7 +3,9 @@
 //! A copy of a socket in the queue of a slow or stopped daemon would hold back the FIN when the application
 //! closes. `shutdown` cannot replace the close, because it ends the connection for all processes that hold it, and
 //! nobody here knows them all. So a registration carries one end of a socket pair in whose queue the socket lies,
-//! and we keep a descriptor of that end, too: whoever reads it first gets the socket.
+//! and we keep a descriptor of that end, too: whoever reads it first gets the socket. The daemon shuts the end down once
+//! it has closed the socket, and a close waits for that: the FIN would come late, and for bytes that arrive meanwhile a
+//! reset would come instead of it.
 
 use super::datagram;
 use crate::state::fdtab;
@@ -11,7 +13,7 @@ use crate::sys;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 use lane::num;
 
-/// Number of registrations that may be unread, or read but without a message from the daemon since then. (It
+/// Number of registrations that may be under way, or over but without a message from the daemon since then. (It
 /// usually gives fewer credits.)
 const MAX: usize = 64;
 /// Value of `Slot::end` while the slot is being filled or emptied.
@@ -44,7 +46,7 @@ impl Handover {
     pub fn new(conn: u32, gen: u32, fd: i32) -> Option<Self> {
         let free = |s: &&Slot| s.end.compare_exchange(0, BUSY, Acquire, Relaxed).is_ok();
         let slot = SLOTS.iter().find(free).or_else(|| {
-            settle(false); // frees what the daemon has read since its last message
+            settle(false); // frees what the daemon is done with since its last message
             SLOTS.iter().find(free)
         })?;
         let Some(end) = fill(fd) else {
@@ -113,35 +115,55 @@ fn fill(fd: i32) -> Option<i32> {
     Some(end)
 }
 
-/// The connection is about to be closed here, and the daemon must not hold it back: takes its socket back.
+/// The connection is about to be closed here, and the daemon must not hold it back: takes its socket back, or waits
+/// until the daemon has closed it.
 pub fn take_back(conn: u32, gen: u32) {
     for s in &SLOTS {
         let end = s.end.load(SeqCst); // pairs with `sent`
         let same = s.conn.load(Relaxed) == conn && s.gen.load(Relaxed) == gen;
         if end > 0 && same && s.end.compare_exchange(end, BUSY, AcqRel, Relaxed).is_ok() {
-            empty(end - 1);
+            if !empty(end - 1) {
+                await_closed(end - 1);
+            }
+            fdtab::close_ours(end - 1);
             s.end.store(0, Release);
         }
     }
 }
 
-/// Takes the socket out of the queue, unless the daemon was faster, and closes our descriptor of the end.
-fn empty(end: i32) {
-    drop(datagram::receive(end, &mut [0]));
-    fdtab::close_ours(end);
+/// How long a close waits for a daemon that reads the socket, which takes it microseconds; more only if it is not
+/// given a processor meanwhile, or is stopped.
+const CLOSED_WAIT_MS: u64 = 100;
+
+/// Returns when the daemon has closed what it took out of the queue.
+fn await_closed(end: i32) {
+    let until = sys::now_ms() + CLOSED_WAIT_MS;
+    loop {
+        let left = until.saturating_sub(sys::now_ms());
+        let r = sys::poll_ms(end, 0, left.min(CLOSED_WAIT_MS) as u32);
+        if left == 0 || r != Err(libc::EINTR) {
+            return;
+        }
+    }
 }
 
-/// The daemon has sent something, and may have read registrations; their queues show which. `all`: gives up all of
+/// Takes the socket out of the queue. False: the daemon was faster.
+fn empty(end: i32) -> bool {
+    datagram::receive(end, &mut [0]).is_ok()
+}
+
+/// The daemon has sent something, and may be done with registrations; their ends show which. `all`: gives up all of
 /// them, because the daemon is gone or this program is about to be replaced. (A daemon that is still there
 /// declines a registration without a socket, and may be asked again.)
 pub fn settle(all: bool) {
     for s in &SLOTS {
         let end = s.end.load(Acquire); // pairs with `sent`
         if end > 0
-            && (all || sys::poll1(end - 1, libc::POLLIN) & libc::POLLIN == 0)
+            && (all || sys::poll1(end - 1, 0) & libc::POLLHUP != 0)
             && s.end.compare_exchange(end, BUSY, AcqRel, Relaxed).is_ok()
         {
             empty(end - 1);
+            fdtab::close_ours(end - 1);
             s.end.store(0, Release);
         }
     }
