@@ -104,20 +104,28 @@ pub struct RxWords {
     /// die before it says so, and nobody else can.) On one node, written by an end that has `ENDED`: all
     /// bytes that it has put on TCP.
     pub landed: Shared<Landed>,
-    /// Across nodes only, about the sending direction of an end: what the daemon beside it does with
-    /// it (`takeover::*`, in the daemon's proxy), and what the end itself is putting on
-    /// TCP (in the end's own area). Whoever of the two goes on after the other finds there where.
+    /// About this end's sending direction: what it is putting on TCP (`takeover::*`), for whoever goes on after it.
     pub takeover: Shared<TakeoverWord>,
     /// Cursor from which on a frame, or plain bytes, are put on TCP. Valid with `DOWN`, `FIN` and `PLAIN`.
     pub takeover_at: Shared<Cursor>,
-    /// TCP position of the direction when the daemon has brought it to TCP. Valid with `takeover::DONE`.
-    pub takeover_tcp_pos: Shared<TcpPos>,
-    /// Across nodes only, in the daemon's proxy: the errno that the daemon met on the socket while it had
-    /// the direction. Valid with `takeover::DONE`.
-    pub takeover_error: AtomicU32,
     /// On one node: bytes that the receive buffer holds which this end's application asked for (0: it did not ask
     /// for a size).
     pub room: AtomicU32,
+}
+
+/// What a daemon does with the sending direction of an end in whose stead it brings it to TCP. Only daemons write it:
+/// on one node in the area of that end, across nodes in the daemon's own, the proxy.
+#[cfg_attr(loom, derive(Default))]
+#[repr(C)]
+pub struct DaemonWords {
+    /// An epoch and `takeover::*`, with Release. Whoever goes on after the daemon finds here where.
+    pub takeover: Shared<TakeoverWord>,
+    /// Cursor from which on a frame, or plain bytes, are put on TCP. Valid with `DOWN`, `FIN` and `PLAIN`.
+    pub at: Shared<Cursor>,
+    /// TCP position of the direction when the daemon has brought it to TCP. Valid with `DONE`.
+    pub tcp_pos: Shared<TcpPos>,
+    /// The errno that the daemon met on the socket while it had the direction. Valid with `DONE`.
+    pub error: AtomicU32,
 }
 
 /// Where in `TxWords::loc` and `loc_from` the sender's move number `seq` stores its ring: at the place that the move
@@ -203,6 +211,8 @@ pub struct Control {
     /// When each publish by a counter was, and about which of its lanes, at the counter's value before it. Only a hint:
     /// in which order a reader lists what it finds.
     pub log: [[Shared<LogEntry>; LOG]; COUNTERS],
+    /// What a daemon does with the sending half of each lane.
+    pub daemon: [DaemonWords; LANES],
 }
 
 /// Bytes of chunk 0, a multiple of the page size.
@@ -321,6 +331,7 @@ mod tests {
         assert_eq!(core::mem::size_of::<TxWords>(), 64);
         assert_eq!(core::mem::size_of::<RxWords>(), 64);
         assert_eq!(core::mem::size_of::<Line<AtomicU32>>(), 64);
+        assert_eq!(core::mem::size_of::<DaemonWords>(), 32);
         assert_eq!(CONTROL_BYTES % 4096, 0);
     }
 

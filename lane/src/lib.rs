@@ -38,6 +38,6 @@ pub mod proto;
 
 /// Version of the memory layout and of the control messages. Clients whose ranges `[MIN_VERSION, VERSION]` overlap
 /// work together; others stay on TCP with [`proto::reason::Reason::VersionMismatch`].
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Oldest version this build still speaks.
-pub const MIN_VERSION: u16 = 3;
+pub const MIN_VERSION: u16 = 4;

@@ -194,8 +194,8 @@ fn words_of_a_daemon() {
             put(&w, n);
         }
         let m = w.daemon(1);
-        m.peer_rx().takeover_at.store(Cursor::new(at), Relaxed);
-        m.peer_rx().takeover.store(what, Relaxed);
+        m.daemon().at.store(Cursor::new(at), Relaxed);
+        m.daemon().takeover.store(what, Relaxed);
         let r = reclaim(&w);
         (r, on_tcp(&w) - before)
     };
@@ -217,7 +217,7 @@ fn words_of_a_daemon() {
         op(&mut w, 1, room(1 << 20));
         put(&w, more);
         w.daemon(1)
-            .peer_rx()
+            .daemon()
             .takeover
             .store(TakeoverWord::new(FIRST, takeover::TAKEN), Relaxed);
         assert_eq!(reclaim(&w), r, "{more}");
@@ -275,14 +275,14 @@ fn end_word(c: &Control, n: usize) -> &AtomicU64 {
 
 /// Words of the daemon that its end looks at.
 fn daemon_word<'a>(m: &Memory<'a>, n: usize) -> &'a AtomicU64 {
-    let r = m.peer_rx();
+    let (r, d) = (m.peer_rx(), m.daemon());
     [
         raw(&r.word),
         raw(&r.revoked),
         raw(&r.landed),
-        raw(&r.takeover),
-        raw(&r.takeover_at),
-        raw(&r.takeover_tcp_pos),
+        raw(&d.takeover),
+        raw(&d.at),
+        raw(&d.tcp_pos),
         raw(m.peer_cursor()),
     ][n]
 }

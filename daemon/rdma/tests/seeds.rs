@@ -284,7 +284,7 @@ fn taken_over_on_the_way_down() {
 fn takes(sim: &Sim, epoch: Epoch, phase: TakeoverPhase) {
     let lane = &sim.lanes[0];
     let words = sim.nodes[0].clients[lane.client].proxy.control();
-    let word = &words.expect("mapped").rx[lane.ends[0].slot as usize].takeover;
+    let word = &words.expect("mapped").daemon[lane.ends[0].slot as usize].takeover;
     word.store(TakeoverWord::new(epoch, phase), Release);
 }
 

@@ -350,7 +350,7 @@ impl Process {
 /// Counts in whose hands the sender is when its process comes to it.
 pub fn note_takeover(e: &Entry, c: &Call<'_>) {
     use lane::abi::takeover;
-    let word = c.m.peer_rx().takeover.load(Relaxed);
+    let word = c.m.daemon().takeover.load(Relaxed);
     let ours = word.epoch() == c.m.own_tx().state.load(Relaxed).epoch();
     if ours && !c.group.gone && e.app.tx.mode.load(Relaxed) != tx::mode::TCP {
         match word.phase() {
@@ -364,7 +364,7 @@ pub fn note_takeover(e: &Entry, c: &Call<'_>) {
 /// Has a daemon put anything on TCP in this end's stead that is not all of it?
 fn takeover_has_begun(e: &Entry, m: &lane::half::Memory<'_>) -> bool {
     use lane::abi::takeover;
-    let word = m.peer_rx().takeover.load(Relaxed);
+    let word = m.daemon().takeover.load(Relaxed);
     let ours = word.epoch() == m.own_tx().state.load(Relaxed).epoch();
     let begun = (takeover::DOWN..takeover::DONE).contains(&word.phase());
     ours && begun && e.app.tx.mode.load(Relaxed) != tx::mode::TCP

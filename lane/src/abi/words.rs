@@ -330,7 +330,7 @@ pub mod rx {
     }
 }
 
-/// Phases of `RxWords::takeover`. The end itself stores only `DOWN`, `FIN` and `PLAIN`.
+/// Phases of `DaemonWords::takeover` and of `RxWords::takeover`. The end itself stores only `DOWN`, `FIN` and `PLAIN`.
 pub mod takeover {
     use super::TakeoverPhase;
 
@@ -339,13 +339,13 @@ pub mod takeover {
         NONE: None = 0;
         /// The daemon has taken over the sending direction: the end does not touch it.
         TAKEN: Taken = 1;
-        /// A `Down` frame with cursor `takeover_at`, and what follows it, is being put on TCP.
+        /// A `Down` frame with this cursor, and what follows it, is being put on TCP.
         DOWN: Down = 2;
         /// A `Fin` frame with that cursor is being put on TCP.
         FIN: Fin = 3;
         /// After a revocation: the bytes from that cursor on are being put on TCP, without a frame.
         PLAIN: Plain = 4;
-        /// The direction is on TCP, at position `takeover_tcp_pos`, and belongs to the end again.
+        /// The direction is on TCP, at position `DaemonWords::tcp_pos`, and belongs to the end again.
         DONE: Done = 5;
     }
 }

@@ -4,7 +4,8 @@
 //! through raw pointers, and control words are atomics that are read once.
 
 use crate::abi::{
-    Control, Cursor, Loc, RxWords, Shared, TxWords, CHUNKS, CONTROL_BYTES, LANES_PER_COUNTER,
+    Control, Cursor, DaemonWords, Loc, RxWords, Shared, TxWords, CHUNKS, CONTROL_BYTES,
+    LANES_PER_COUNTER,
 };
 use crate::prim::AtomicU32;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
@@ -199,6 +200,14 @@ impl<'a> Memory<'a> {
     #[inline(always)]
     pub fn peer_rx(&self) -> &'a RxWords {
         &self.peer_ctl.rx[self.lane]
+    }
+    /// What a daemon does with our sending half.
+    #[inline(always)]
+    pub fn daemon(&self) -> &'a DaemonWords {
+        match self.remote {
+            true => &self.peer_ctl.daemon[self.lane],
+            false => &self.own_ctl.daemon[self.lane],
+        }
     }
     /// Number of bytes ever published by us on this slot.
     #[inline(always)]

@@ -398,7 +398,7 @@ impl Alone {
     /// The daemon stores how far a takeover is.
     pub fn takeover(&self, epoch: Epoch, phase: TakeoverPhase) {
         let word = TakeoverWord::new(epoch, phase);
-        self.their_rx().takeover.store(word, SeqCst);
+        self.memory().daemon().takeover.store(word, SeqCst);
     }
 
     /// The other receiver has read so far.

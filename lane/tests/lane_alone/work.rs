@@ -324,11 +324,9 @@ fn a_direction_that_is_taken_over() {
         let e = begin();
         let m = e.memory();
         e.takeover(FIRST, takeover::DONE);
-        e.their_rx()
-            .takeover_tcp_pos
-            .store(TcpPos::new(132), Relaxed);
+        m.daemon().tcp_pos.store(TcpPos::new(132), Relaxed);
         let errno = libc::EPIPE as u32;
-        e.their_rx().takeover_error.store(errno, Relaxed);
+        m.daemon().error.store(errno, Relaxed);
         match call {
             0 => assert_eq!(e.send(10), Sent::Tcp),
             1 => assert_eq!(e.tx.look(&m, &e.tcp), Ok(Progress::Done)),

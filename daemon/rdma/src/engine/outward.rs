@@ -29,7 +29,7 @@ impl<P: Provider> Pair<P> {
         // knows and says so ([`Pair::take_down`]). What the application stores when it takes the direction back then
         // says only that the epoch is over, not how; and the peer's reader may be ready anew.
         // Acquire: pairs with the Release in `TxState::record`, which precedes the first byte on TCP.
-        let takes = memory.proxy().rx[lane.slot].takeover.load(Acquire);
+        let takes = memory.proxy().daemon[lane.slot].takeover.load(Acquire);
         let on_tcp = (takeover::DOWN..=takeover::DONE).contains(&takes.phase());
         if on_tcp && takes.epoch() == lane.out.epoch && lane.out.take_down() {
             lane.cdc = true;

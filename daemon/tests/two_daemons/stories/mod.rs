@@ -375,7 +375,7 @@ impl Story {
 
     /// Phase of the daemon's word about end 1.
     fn word(&self) -> TakeoverPhase {
-        self.as_it_is(1, |_, _, m, _| m.peer_rx().takeover.load(Relaxed).phase())
+        self.as_it_is(1, |_, _, m, _| m.daemon().takeover.load(Relaxed).phase())
     }
 
     fn state(&self) -> TxWord {
@@ -473,7 +473,7 @@ impl Story {
     /// The phase of the daemon's word about end `e`, also when its process is no more.
     fn takeover_of(&self, e: usize) -> impl Fn() -> TakeoverPhase {
         let (l, slot) = self.group_of(e);
-        move || l.memory(slot).peer_rx().takeover.load(Relaxed).phase()
+        move || l.memory(slot).daemon().takeover.load(Relaxed).phase()
     }
 
     /// The link group and slot of an end, mapped once more.

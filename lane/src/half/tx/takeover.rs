@@ -33,7 +33,7 @@ pub enum Adopted {
 
 /// Has the epoch of this state already been taken over and finished, and the end only not looked since then?
 pub fn is_done(m: &Memory, state: TxWord) -> bool {
-    m.peer_rx().takeover.load(Relaxed) == TakeoverWord::new(state.epoch(), takeover::DONE)
+    m.daemon().takeover.load(Relaxed) == TakeoverWord::new(state.epoch(), takeover::DONE)
 }
 
 /// For the daemon: claims a direction that is in this state, unless its end is working on it. `locked`: does a thread
@@ -42,7 +42,7 @@ pub fn is_done(m: &Memory, state: TxWord) -> bool {
 pub fn claim(m: &Memory, state: TxWord, locked: impl FnOnce() -> bool) -> bool {
     let word = TakeoverWord::new(state.epoch(), takeover::TAKEN);
     // Release: pairs with the Acquire in `takeover_phase`.
-    m.peer_rx().takeover.store(word, Release);
+    m.daemon().takeover.store(word, Release);
     // SYNC takeover: our word is stored, now we look at the lock; the end takes the lock, then looks at our word.
     fence(SeqCst);
     let busy = locked();
@@ -59,7 +59,7 @@ pub fn claim(m: &Memory, state: TxWord, locked: impl FnOnce() -> bool) -> bool {
 /// For the daemon: the direction, claimed in this epoch and not touched, belongs to its end again.
 pub fn release(m: &Memory, epoch: Epoch) {
     let word = TakeoverWord::new(epoch, takeover::NONE);
-    m.peer_rx().takeover.store(word, Release); // as in `claim`
+    m.daemon().takeover.store(word, Release); // as in `claim`
 }
 
 fn under_way(phase: TakeoverPhase) -> bool {
@@ -83,10 +83,10 @@ impl TxState {
         if phase == takeover::DONE {
             let epoch = self.takeover_epoch(m);
             self.epoch.store(epoch, Relaxed);
-            let tcp_pos = m.peer_rx().takeover_tcp_pos.load(Relaxed);
+            let tcp_pos = m.daemon().tcp_pos.load(Relaxed);
             self.tcp_pos.store(tcp_pos, Relaxed);
             self.error
-                .put(num::signed(m.peer_rx().takeover_error.load(Relaxed)));
+                .put(num::signed(m.daemon().error.load(Relaxed)));
             self.downs.fetch_add(1, Relaxed);
             // The daemon knows this; the word is stored all the same, so that this epoch is over for good.
             m.own_tx()
@@ -110,7 +110,7 @@ impl TxState {
         let mode = self.mode.load(Relaxed);
         let epoch = self.takeover_epoch(m);
         // Acquire: pairs with the daemon's Release; the cursor and position stored before it are valid.
-        let word = m.peer_rx().takeover.load(Acquire);
+        let word = m.daemon().takeover.load(Acquire);
         let ours = word.epoch() == epoch && self.reclaimed.load(Relaxed) != epoch;
         match mode {
             mode::RING | mode::DRAIN | mode::ASK if ours => word.phase(),
@@ -130,22 +130,21 @@ impl TxState {
     /// End or daemon: whoever puts anything on TCP first records that in its own area. (On one node the record is for
     /// whoever continues when the process is gone: see [`TxState::holder_died`].)
     pub(super) fn record(&self, m: &Memory, cursor: Cursor, what: TakeoverPhase) {
-        let w = match m.takes_over() {
-            true => m.peer_rx(),
-            false => m.own_rx(),
+        let (at, takeover) = match m.takes_over() {
+            true => (&m.daemon().at, &m.daemon().takeover),
+            false => (&m.own_rx().takeover_at, &m.own_rx().takeover),
         };
-        w.takeover_at.store(cursor, Relaxed);
+        at.store(cursor, Relaxed);
         let word = TakeoverWord::new(self.epoch.load(Relaxed), what);
-        w.takeover.store(word, Release); // pairs with the Acquire in `takeover_phase` and `adopt`
+        takeover.store(word, Release); // pairs with the Acquire in `takeover_phase` and `adopt`
     }
 
     /// For the daemon, at the end: the direction is on TCP and belongs to the end again.
     pub(super) fn say_done(&self, m: &Memory, epoch: Epoch, phase: TxPhase) {
         if phase > tx::DOWNING {
-            let w = m.peer_rx();
-            w.takeover_tcp_pos
-                .store(self.tcp_pos.load(Relaxed), Relaxed);
-            w.takeover_error.store(num::bits(self.error.get()), Relaxed);
+            let w = m.daemon();
+            w.tcp_pos.store(self.tcp_pos.load(Relaxed), Relaxed);
+            w.error.store(num::bits(self.error.get()), Relaxed);
             w.takeover
                 .store(TakeoverWord::new(epoch, takeover::DONE), Release); // as in `record`
         }
@@ -275,7 +274,7 @@ impl TxState {
             let begun = kernel
                 .checked_since(self.tcp_pos.load(Relaxed))
                 .ok_or(Reason::Sync)?;
-            let at = m.peer_rx().takeover_at.load(Relaxed);
+            let at = m.daemon().at.load(Relaxed);
             self.reclaimed.store(epoch, Relaxed);
             let was = self.mode.load(Relaxed);
             match phase {
