@@ -59,6 +59,8 @@ fn act() -> impl Strategy<Value = Act> {
         2 => (100usize..9000, 100usize..9000).prop_map(|(snd, rcv)| Act::Buffers { snd, rcv, piece: 1 << 20 }),
         1 => Just(Act::Buffers { snd: 1 << 16, rcv: 1 << 16, piece: 1 << 20 }),
         2 => (0u32..3, 1u32..6000, 0u32..6000).prop_map(|(n, snd, room)| Act::Sizes { sndbuf: snd * u32::from(n > 0), room }),
+        8 => Just(Act::TakeOver),
+        1 => prop_oneof![Just(Act::DaemonDies), Just(Act::Reclaim), Just(Act::Reclaim)],
         1 => Just(Act::ShutWr),
         1 => prop_oneof![Just(Act::Close), Just(Act::Kill)],
         2 => log2().prop_map(|log2| Act::Attach { log2 }),
@@ -137,7 +139,7 @@ fn cases() -> u32 {
 }
 
 /// What has to happen.
-const EVENTS: [&str; 10] = [
+const EVENTS: [&str; 12] = [
     "ready",
     "up",
     "bytes on the ring",
@@ -146,12 +148,65 @@ const EVENTS: [&str; 10] = [
     "moved",
     "revoked after waiting",
     "killed within",
+    "taken over",
+    "taken over, and TCP is full",
     "counters changed by drops",
     "counted, peeked and received",
 ];
 
+/// A receiver leaves beside a sender that does nothing and has more than TCP takes; the daemon goes on for it, and
+/// dies at some moment.
+fn leaving() -> impl Strategy<Value = Vec<Op>> {
+    let plain = |end, act| Op {
+        end,
+        act,
+        inner: vec![],
+    };
+    let room = (0usize..60, 0usize..60).prop_map(|(snd, rcv)| Act::Buffers {
+        snd,
+        rcv,
+        piece: 40,
+    });
+    let first = prop_oneof![Just(Act::Down), Just(Act::Look)];
+    let inner = proptest::collection::vec((0usize..3, 0usize..2, act()), 0..3);
+    (0usize..2, len(), room, first, inner, 0usize..6, ops()).prop_map(
+        move |(end, len, room, first, mut inner, dies, then)| {
+            inner.push((dies, end, Act::DaemonDies));
+            let mut all = vec![
+                plain(end, Act::Send { len, up: true }),
+                plain(end, room),
+                plain(end, first), // (its own way down may have begun)
+                plain(1 - end, Act::Revoke),
+                Op {
+                    end,
+                    act: Act::TakeOver,
+                    inner,
+                },
+                plain(1 - end, Act::Revoke),
+                plain(end, Act::DaemonDies),
+            ];
+            all.extend(then);
+            all
+        },
+    )
+}
+
 #[test]
 fn every_byte_arrives_once_and_in_order() {
+    run((0u8..3, ops()), &EVENTS);
+}
+
+#[test]
+fn every_byte_arrives_without_the_daemon_that_took_over() {
+    let events = [
+        "taken over",
+        "the daemon died with a direction",
+        "reclaimed",
+    ];
+    run((Just(2), leaving()), &events);
+}
+
+fn run(begin: impl Strategy<Value = (u8, Vec<Op>)>, events: &[&str]) {
     let config = ProptestConfig {
         cases: cases(),
         max_shrink_iters: 40_000,
@@ -159,13 +214,8 @@ fn every_byte_arrives_once_and_in_order() {
         ..ProptestConfig::default()
     };
     let seen = RefCell::new(BTreeMap::<&str, u64>::new());
-    let run = (
-        0u8..3,
-        ops(),
-        (0usize..20_000, 0usize..20_000),
-        any::<bool>(),
-    );
-    let result = TestRunner::new(config).run(&run, |(how, ops, todo, promote)| {
+    let run = (begin, (0usize..20_000, 0usize..20_000), any::<bool>());
+    let result = TestRunner::new(config).run(&run, |((how, ops), todo, promote)| {
         let mut w = World::new();
         w.trace.set(std::env::var_os("LANE_TRACE").is_some());
         start(&mut w, how);
@@ -187,7 +237,7 @@ fn every_byte_arrives_once_and_in_order() {
     // Random operations that reach nothing would prove nothing.
     let seen = seen.into_inner();
     eprintln!("{seen:?}");
-    for what in EVENTS {
+    for what in events {
         assert!(seen.contains_key(what), "never seen: {what}");
     }
 }

@@ -451,7 +451,9 @@ fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
         }
     }
     if let Some(_g) = lock::lock(&c.tx.lock) {
-        c.tx.abandon();
+        if let Some((_, m)) = attached::of(c, l) {
+            c.tx.abandon(&m);
+        }
         probes::restore(c, l);
     }
     table::disqualify(c, Reason::PeerGone);

@@ -456,7 +456,7 @@ fn takeover() {
 
         let (d, theirs) = (w.clone(), lock.clone());
         let t = loom::thread::spawn(move || {
-            let (m, port) = (d.sender().for_takeover(), End(&d, 0));
+            let (m, port) = (d.sender().across(true).for_takeover(), End(&d, 0));
             // Relaxed: a daemon reads the lock in a file.
             let locked = || theirs.load(Relaxed) != 0;
             let state = m.own_tx().state.load(Acquire);
@@ -470,7 +470,7 @@ fn takeover() {
                     assert_eq!(t.mode.load(Relaxed), super::tx::mode::TCP);
                     1
                 }
-                Adopted::Asking | Adopted::Tcp => {
+                _ => {
                     release(&m, state.epoch());
                     0
                 }
@@ -494,5 +494,57 @@ fn takeover() {
             "{ours} {taken}"
         );
         assert_eq!(w.tx.tcp_pos.load(Relaxed).get(), wire.sent);
+    });
+}
+
+/// On one node: an end sends while the daemon, which its receiver has asked, takes the direction over. The receiver
+/// gets every byte once, as plain bytes of TCP.
+#[test]
+fn takeover_on_one_node() {
+    loom::model(|| {
+        let w = World::up();
+        assert_eq!(w.send(0, 1), 1);
+        let revoked = w.rx.revoke(&w.receiver(), &End(&w, 1));
+        assert_eq!(revoked, Ok(Revoked::Pending));
+        let lock = Arc::new(AtomicU32::new(0));
+        let (d, theirs) = (w.clone(), lock.clone());
+        let t = loom::thread::spawn(move || {
+            let (m, port) = (d.sender().for_takeover(), End(&d, 0));
+            let state = m.own_tx().state.load(Acquire);
+            // Relaxed: a daemon reads the lock in a file.
+            if state.phase() != crate::abi::tx::UP
+                || !claim(&m, state, || theirs.load(Relaxed) != 0)
+            {
+                return;
+            }
+            let t = TxState::default();
+            match t.adopt(&m, &port, TAG).unwrap() {
+                Adopted::Ring => {
+                    t.down(&m, &port).unwrap();
+                    assert_eq!(t.mode.load(Relaxed), super::tx::mode::TCP);
+                    t.give_back(&m, state.epoch());
+                }
+                _ => release(&m, state.epoch()),
+            }
+        });
+        let mut sent = 1;
+        // The end's lock, as in the shim: Acquire to take it, Release to let go.
+        if lock.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
+            let mut b = [1];
+            let v = iov(&mut b);
+            match w.tx.send(&w.sender(), &End(&w, 0), &mut Iov::new(&v)) {
+                Sent::Bytes(n) => sent += n as u8,
+                Sent::Blocked => {}
+                Sent::Tcp => sent += w.send(sent, sent + 1),
+                other => panic!("{other:?}"),
+            }
+            lock.store(0, Release);
+        }
+        t.join().unwrap();
+        w.tx.look(&w.sender(), &End(&w, 0)).unwrap();
+        assert_eq!(w.tx.mode.load(Relaxed), super::tx::mode::TCP);
+        let wire = w.wire.lock().unwrap();
+        assert_eq!(w.tx.tcp_pos.load(Relaxed).get(), wire.sent);
+        assert_eq!(wire.stream, (0..sent).collect::<Vec<u8>>());
     });
 }

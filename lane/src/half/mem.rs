@@ -167,10 +167,10 @@ impl<'a> Memory<'a> {
     }
 
     /// The same as seen by a daemon that has taken over the end's sending direction: `own` is the end's area, which
-    /// the daemon only reads, `peer` the daemon's own.
+    /// the daemon only reads, and `peer` the daemon's own; on one node `own` has control words that the daemon may
+    /// write, and `peer` is the other end's area, which it only reads.
     pub fn for_takeover(self) -> Self {
         Memory {
-            remote: true,
             takes_over: true,
             ..self
         }
@@ -208,6 +208,11 @@ impl<'a> Memory<'a> {
             true => &self.peer_ctl.daemon[self.lane],
             false => &self.own_ctl.daemon[self.lane],
         }
+    }
+    /// On one node: what a daemon does with the other end's sending half.
+    #[inline(always)]
+    pub(super) fn peer_daemon(&self) -> &'a DaemonWords {
+        &self.peer_ctl.daemon[self.lane]
     }
     /// Number of bytes ever published by us on this slot.
     #[inline(always)]

@@ -135,7 +135,7 @@ impl TxState {
 
     /// Is this direction waiting for the remote node's answer to a switch, or for a daemon that has taken it over?
     pub fn awaits(&self, m: &Memory) -> bool {
-        m.is_remote() && (self.mode.load(Relaxed) == mode::ASK || self.held(m))
+        self.mode.load(Relaxed) == mode::ASK || self.held(m)
     }
 
     fn ring_size(&self) -> u64 {
@@ -203,7 +203,7 @@ impl TxState {
     /// Stores the state word and publishes it.
     fn say(&self, m: &Memory, port: &impl Port, epoch: Epoch, phase: TxPhase) {
         if m.takes_over() {
-            return self.say_done(m, epoch, phase);
+            return self.say_instead(m, epoch, phase);
         }
         // Release: pairs with the Acquire loads of `state` in `rx`; the words that were stored before it are valid.
         m.own_tx().state.store(TxWord::new(epoch, phase), Release);
@@ -259,7 +259,7 @@ impl TxState {
     /// Is there enough space for poll to report it? The limit is a quarter of the ring; the kernel's is a third of
     /// the send buffer (`sk_stream_is_writeable`).
     pub fn writable(&self, m: &Memory) -> bool {
-        if m.is_remote() && self.held(m) {
+        if self.held(m) {
             return false; // the daemon rings when it is done
         }
         let (size, most) = (self.ring_size(), self.unread_max(m));
@@ -481,9 +481,9 @@ impl TxState {
     #[inline(always)]
     pub fn has_work(&self, m: &Memory) -> bool {
         match self.mode.load(Relaxed) {
-            mode::RING if m.is_remote() && self.held(m) => false,
+            mode::RING if self.held(m) => false,
             mode::RING => self.asked(m.peer_rx().word.load(Acquire)) || self.is_through(m),
-            mode::DRAIN => !m.is_remote() || !self.held(m),
+            mode::DRAIN => !self.held(m),
             mode::ASK => self.is_through(m) || !self.held(m) && self.has_answer(m),
             _ => false,
         }

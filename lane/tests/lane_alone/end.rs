@@ -6,8 +6,8 @@
 mod memory;
 
 use lane::abi::{
-    rx, tx, Control, Cursor, Epoch, Loc, RxFlags, RxWord, RxWords, Shared, TakeoverPhase,
-    TakeoverWord, TcpPos, TxPhase, TxWord, TxWords, LANES_PER_COUNTER,
+    rx, tx, Control, Cursor, DaemonWords, Epoch, Loc, RxFlags, RxWord, RxWords, Shared,
+    TakeoverPhase, TakeoverWord, TcpPos, TxPhase, TxWord, TxWords, LANES_PER_COUNTER,
 };
 use lane::half::rx::How;
 use lane::half::tx::{claim, mode, Adopted};
@@ -334,8 +334,11 @@ impl Alone {
 
     /// As the daemon beside this end sees its sending direction.
     pub fn taken(&self) -> Memory<'_> {
-        let m = Memory::new(&self.own_read, &self.other, LANE).unwrap();
-        m.for_takeover()
+        let m = match self.remote {
+            true => Memory::new(&self.own_read, &self.other, LANE),
+            false => Memory::new(&self.own, &self.peer, LANE),
+        };
+        m.unwrap().across(self.remote).for_takeover()
     }
 
     /// That daemon takes the direction over.
@@ -353,6 +356,14 @@ impl Alone {
 
     pub fn theirs(&self) -> &Control {
         self.other.control().unwrap()
+    }
+
+    /// The daemon's words about this end, to be written.
+    pub fn daemon(&self) -> &DaemonWords {
+        match self.remote {
+            true => &self.theirs().daemon[L],
+            false => &self.ours().daemon[L],
+        }
     }
 
     pub fn their_tx(&self) -> &TxWords {
@@ -398,7 +409,7 @@ impl Alone {
     /// The daemon stores how far a takeover is.
     pub fn takeover(&self, epoch: Epoch, phase: TakeoverPhase) {
         let word = TakeoverWord::new(epoch, phase);
-        self.memory().daemon().takeover.store(word, SeqCst);
+        self.daemon().takeover.store(word, SeqCst);
     }
 
     /// The other receiver has read so far.

@@ -88,10 +88,10 @@ fn when_a_ring_moves() {
     e.reads(101);
     assert!(!e.tx.can_move(&m), "what the reader says is impossible");
     e.reads(100);
-    e.tx.abandon();
+    e.tx.abandon(&e.memory());
     assert!(!e.tx.can_move(&m));
     assert_eq!(e.tx.downs.load(Relaxed), 1);
-    e.tx.abandon();
+    e.tx.abandon(&e.memory());
     assert_eq!(e.tx.downs.load(Relaxed), 1);
     // Across nodes nobody knows that size, and a daemon may have the direction.
     let e = Alone::up(true);
@@ -152,7 +152,7 @@ fn the_next_epoch_begins_anew() {
         e.send(100);
         e.tcp.room.set(5);
         assert_eq!(e.tx.down(&e.memory(), &e.tcp), Ok(Progress::Blocked));
-        e.tx.abandon();
+        e.tx.abandon(&e.memory());
         again(&e);
         if revoked {
             e.their_rx().revoked.store(Cursor::new(100), Relaxed);
@@ -180,7 +180,7 @@ fn another_slot() {
     e.send(100);
     e.reads(100);
     e.tx.move_to(&m, Loc { page: 1, ..RING });
-    e.tx.abandon();
+    e.tx.abandon(&e.memory());
     e.ours().heads[L].store(Cursor::new(40), Relaxed);
     let base = lane::abi::Epoch::new(10);
     let second = Loc { page: 1, ..RING };

@@ -26,6 +26,13 @@ impl World {
                 }
             }
             Act::TryUp => self.try_up(e),
+            Act::Reclaim if self.daemon_gone.get() => {
+                if h.tx.awaits(&m) {
+                    self.note("reclaimed");
+                }
+                self.done(e, h.tx.reclaim(&m, &port));
+            }
+            Act::Reclaim => {}
             Act::Down => self.done(e, h.tx.down(&m, &port)),
             Act::Look => self.done(e, h.tx.look(&m, &port)),
             Act::Sizes { sndbuf, room } => {
@@ -116,8 +123,13 @@ impl World {
         let h = &self.host[e];
         let (m, port) = (self.memory(e), Wire { w: self, e });
         let mut repeated = None;
+        if self.daemon_gone.get() && h.attached.get() && h.tx.reclaim(&m, &port).is_err() {
+            return;
+        }
+        // As the shim: what a daemon has taken over it finishes for who is gone.
+        let theirs = close && h.attached.get() && h.tx.awaits(&m) && h.rx.ring_unread(&m) == 0;
         // As the shim: what a revocation made plain has to be on TCP before the FIN.
-        if h.attached.get() {
+        if h.attached.get() && !theirs {
             h.finishing.set(true); // until it is said below
             let Poll::Ready(before) = h.tx.before_fin(&m, &port, true) else {
                 h.finishing.set(false);
@@ -135,12 +147,14 @@ impl World {
             return;
         }
         if h.attached.get() {
-            h.tx.shut(&m, &port, repeated);
+            if !theirs {
+                h.tx.shut(&m, &port, repeated);
+            }
             h.rx.close(&m, &port, h.tx.tcp_pos.load(Relaxed));
         }
         let unread = h.attached.get() && h.rx.ring_unread(&m) > 0;
         h.closed.set(true);
-        self.net.borrow_mut().close(e);
+        self.close_socket(e);
         if unread {
             self.net.borrow_mut().rst();
         }

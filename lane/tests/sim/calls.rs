@@ -231,7 +231,7 @@ impl World {
     /// End `e` finds the end of the stream: has the other one ended, and is nothing missing?
     fn check_end(&self, e: usize) {
         let (h, from) = (&self.host[e], &self.host[1 - e]);
-        if self.hostile.get() {
+        if self.hostile.get() || from.failed.get() {
             return;
         }
         assert!(

@@ -11,6 +11,7 @@ mod calls;
 pub mod memory;
 pub mod net;
 mod settle;
+mod takeover;
 mod wire;
 
 use lane::abi::{Cursor, Epoch, Loc};
@@ -80,6 +81,13 @@ pub enum Act {
         sndbuf: u32,
         room: u32,
     },
+    /// The node's daemon brings what this end sends to TCP in its stead, if its receiver has revoked; or goes on
+    /// with that.
+    TakeOver,
+    /// The daemon dies, and no other one comes.
+    DaemonDies,
+    /// This end has noticed that.
+    Reclaim,
     /// The old connection is over on both ends; a new one uses the same lane.
     Reuse {
         gap: u32,
@@ -121,6 +129,23 @@ pub struct Host {
     locs: RefCell<Vec<Loc>>,
 }
 
+/// The daemon's part of an end's sending direction.
+#[derive(Default)]
+struct Taken {
+    tx: RefCell<Option<Box<TxState>>>,
+    /// It is at work on it just now.
+    working: Cell<bool>,
+    /// The end's process has closed its descriptor meanwhile.
+    closed: Cell<bool>,
+}
+
+impl Taken {
+    /// Has the daemon a copy of the socket?
+    fn holds(&self) -> bool {
+        self.working.get() || self.tx.borrow().is_some()
+    }
+}
+
 const TX: usize = 0;
 const RX: usize = 1;
 const SEND: usize = 2;
@@ -135,6 +160,9 @@ pub struct World {
     peer: [Area; 2],
     /// Each end's area as its daemon sees it, and the other one's as a daemon writes it.
     beside: [[Area; 2]; 2],
+    /// On one node: what the daemon has of each end.
+    taken: [Taken; 2],
+    daemon_gone: Cell<bool>,
     pub host: [Host; 2],
     pub net: RefCell<Net>,
     inner: RefCell<VecDeque<(usize, usize, Act)>>,
@@ -214,6 +242,8 @@ impl World {
             own: [clients[0].area(true), clients[1].area(true)],
             peer: [clients[1].area(false), clients[0].area(false)],
             beside: [0, 1].map(|e| [clients[e].area(false), clients[1 - e].area(true)]),
+            taken: Default::default(),
+            daemon_gone: Cell::new(false),
             host: Default::default(),
             net: Default::default(),
             inner: Default::default(),
@@ -245,8 +275,14 @@ impl World {
 
     /// As the daemon beside end `e` has it when it takes the end's direction over.
     pub fn daemon(&self, e: usize) -> Memory<'_> {
+        if !self.across.get() {
+            return self.memory(e).for_takeover();
+        }
         let [app, proxy] = &self.beside[e];
-        Memory::new(app, proxy, LANE).unwrap().for_takeover()
+        Memory::new(app, proxy, LANE)
+            .unwrap()
+            .across(self.across.get())
+            .for_takeover()
     }
 
     pub fn memory(&self, e: usize) -> Memory<'_> {
@@ -303,6 +339,10 @@ impl World {
                 self.act(end, &act);
                 resume_unwind(Box::new(Killed));
             }
+            if act == Act::DaemonDies && self.taken.iter().any(|t| t.working.get()) {
+                self.daemon_dies(); // (in the middle of its work)
+                resume_unwind(Box::new(Killed));
+            }
             self.nested.set(true);
             self.act(end, &act);
             self.nested.set(false);
@@ -316,7 +356,8 @@ impl World {
             return self.reuse(gap);
         }
         *self.inner.borrow_mut() = op.inner.iter().cloned().collect();
-        self.acting.set(op.end);
+        let daemon = op.act == Act::TakeOver; // which goes on if the end dies
+        self.acting.set(if daemon { 2 } else { op.end });
         if let Err(p) = catch_unwind(AssertUnwindSafe(|| self.act(op.end, &op.act))) {
             if !p.is::<Killed>() {
                 resume_unwind(p);
@@ -338,13 +379,28 @@ impl World {
             h.locs.borrow_mut().drain(..).for_each(|l| p.release(l));
             *h = Host::default();
         }
+        self.taken = Default::default();
+        self.daemon_gone.set(false);
         *self.net.borrow_mut() = Net::default();
         self.use_no.set(self.use_no.get() + 1);
     }
 
     fn kill(&self, e: usize) {
-        self.host[e].dead.set(true);
-        self.net.borrow_mut().close(e);
+        let h = &self.host[e];
+        h.dead.set(true);
+        let owes = || h.tx.must_flush() || h.tx.awaits(&self.memory(e));
+        if self.daemon_gone.get() && h.attached.get() && owes() {
+            h.failed.set(true); // both have died, and nobody has the rest: docs/failures.md
+        }
+        self.close_socket(e);
+    }
+
+    /// The last descriptor of end `e` but for the daemon's.
+    fn close_socket(&self, e: usize) {
+        match self.taken[e].holds() {
+            true => self.taken[e].closed.set(true),
+            false => self.net.borrow_mut().close(e),
+        }
     }
 
     fn lock(&self, e: usize, which: usize) -> bool {
@@ -374,7 +430,7 @@ impl World {
         }
         let h = &self.host[e];
         let needs: &[usize] = match act {
-            Act::TryUp | Act::Down | Act::Look | Act::Move { .. } => &[TX],
+            Act::TryUp | Act::Down | Act::Look | Act::Reclaim | Act::Move { .. } => &[TX],
             Act::Ready
             | Act::WantDown
             | Act::UnwantDown
@@ -430,6 +486,8 @@ impl World {
             Act::TakeError => {
                 h.rx.error.take();
             }
+            Act::TakeOver => _ = self.take_over(e),
+            Act::DaemonDies => self.daemon_dies(),
             _ if h.dead.get() || h.closed.get() || h.failed.get() => {}
             Act::Send { len, up } => {
                 if !h.wr_shut.get() && self.lock(e, SEND) {

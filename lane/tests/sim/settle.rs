@@ -22,6 +22,11 @@ impl World {
             };
             let mut ran = false;
             for e in 0..2 {
+                self.calls.set(0);
+                ran |= self.take_over(e) && self.live(1 - e);
+                if self.daemon_gone.get() && self.live(e) {
+                    self.act(e, &Act::Reclaim);
+                }
                 let h = &self.host[e];
                 if !self.live(e) {
                     continue;
@@ -60,6 +65,10 @@ impl World {
             return;
         }
         assert!(!h.revoking.get(), "end {e}: the hand-over hangs");
+        assert!(
+            !h.tx.awaits(&self.memory(e)),
+            "end {e}: a daemon has its direction for ever"
+        );
         assert!(!h.tx.must_flush(), "end {e}: bytes left on the way down");
         if self.live(1 - e) && !self.net.borrow().reset {
             assert_eq!(todo, 0, "end {e} is stuck sending");

@@ -160,7 +160,7 @@ fn decide(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory, fd: i32) -> i64 {
     if known == OVER && (reset || c.rx.notice_death(m, is_dead(l))) {
         told(OVER);
         reset_by_death(c, m, fd);
-        c.tx.abandon();
+        c.tx.forsake();
         table::disqualify(c, Reason::PeerGone);
         return 0;
     }
@@ -192,7 +192,7 @@ pub fn has_died(c: &Conn, m: &Memory, fd: i32, dead: bool) -> bool {
     let died = c.rx.notice_death(m, dead);
     if died {
         reset_by_death(c, m, fd);
-        c.tx.abandon();
+        c.tx.forsake();
     }
     died
 }

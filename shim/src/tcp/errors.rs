@@ -25,7 +25,7 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     }
     count_reset(c, fd, r);
     table::disqualify(c, r);
-    c.tx.abandon();
+    c.tx.forsake();
     // (A packet filter may drop the RST: see `ends`.)
     if let Some((group, m)) = attached::of(c, table::local_of(c)).filter(|(k, _)| !k.is_remote()) {
         c.rx.announce_reset(&m, &Sock { fd, group });
@@ -142,7 +142,7 @@ fn check_end(c: &Conn, fd: i32, group: &LinkGroup, m: &Memory, ours: impl Fn() -
                 if e & libc::POLLHUP == 0 {
                     ends::has_died(c, m, fd, dead);
                 }
-                c.tx.abandon();
+                c.tx.abandon(m);
             }
         }
     }

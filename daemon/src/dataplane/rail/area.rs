@@ -35,7 +35,7 @@ impl Areas {
 
     /// Memory of a lane as a takeover of its sending direction uses it.
     pub(super) fn for_takeover(&self, slot: u32) -> Option<LaneMemory<'_>> {
-        LaneMemory::new(&self.app, &self.own, slot).map(LaneMemory::for_takeover)
+        LaneMemory::new(&self.app, &self.own, slot).map(|m| m.across(true).for_takeover())
     }
 }
 

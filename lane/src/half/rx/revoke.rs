@@ -3,7 +3,7 @@
 //! taken.
 
 use super::{mode, How, Received, Revoked, RxState};
-use crate::abi::{rx, tx, Cursor, RxWord};
+use crate::abi::{rx, takeover, tx, Cursor, RxWord, TakeoverPhase, TakeoverWord};
 use crate::half::mem::{Iov, Memory};
 use crate::half::Port;
 use crate::prim::fence;
@@ -33,6 +33,7 @@ impl RxState {
                     if self.head(m)? != cursor {
                         match self.phase(m) {
                             tx::DOWN | tx::ENDED => {}
+                            _ if self.is_assured(m, takeover::DOWN) => {}
                             _ if m.is_remote() && there() => {}
                             tx::BROKEN => return Ok(Revoked::Impossible),
                             _ => return Ok(Revoked::Pending),
@@ -104,6 +105,15 @@ impl RxState {
                 }
             }
         }
+    }
+
+    /// On one node: has a daemon begun to bring the direction to TCP in this way? It will not leave it undone, whatever
+    /// becomes of the sender, so the receiver need not wait for the rest. (A sender that forges the word loses its own
+    /// bytes.)
+    fn is_assured(&self, m: &Memory, what: TakeoverPhase) -> bool {
+        // Acquire: pairs with the Release in `TxState::record`.
+        let word = m.peer_daemon().takeover.load(Acquire);
+        !m.is_remote() && word == TakeoverWord::new(self.epoch.load(Relaxed), what)
     }
 
     /// On one node, if the sender is gone and will not answer: withdraws the revocation, because what is unread is
@@ -194,6 +204,7 @@ impl RxState {
         };
         match phase {
             tx::NONE | tx::RESUMED => return clear(),
+            _ if self.is_assured(m, takeover::PLAIN) => return clear(),
             // (Across nodes the sender's head and its answer arrive with a delay.)
             tx::UP if !m.is_remote() && self.head(m)? == self.cursor.load(Relaxed) => {
                 return clear()

@@ -192,9 +192,12 @@ impl TxState {
     }
 
     /// Are there bytes of a revoked ring that only this process can still put on TCP? They must be there before a
-    /// FIN. (After a `Down` frame the reader finds them on the ring as well.)
+    /// FIN. (After a `Down` frame the reader finds them on the ring as well, unless it has left because a daemon had
+    /// taken over what we now finish.)
     pub fn must_flush(&self) -> bool {
-        self.mode.load(Relaxed) == mode::DRAIN && self.frame_cursor.load(Relaxed) == NO_FRAME
+        let alone = || self.reclaimed.load(Relaxed) == self.epoch.load(Relaxed);
+        self.mode.load(Relaxed) == mode::DRAIN
+            && (self.frame_cursor.load(Relaxed) == NO_FRAME || alone())
     }
 
     /// Is there something that must be on TCP before a FIN? Across nodes that is every frame with what follows it:
@@ -210,7 +213,7 @@ impl TxState {
 
     /// On one node, before TCP is shut down for sending by `shutdown` or `close`: afterwards nobody can answer a
     /// revocation, and a receiver that finds some bytes of a revoked ring on TCP expects all of them there. `Pending`:
-    /// they are not; call again when TCP takes more, or reset the connection. `repeat`: unread bytes that were not
+    /// they are not, or a daemon is bringing them there; call again when TCP takes more, or reset the connection. `repeat`: unread bytes that were not
     /// revoked go there, too. The result is for [`TxState::shut`].
     pub fn before_fin(&self, m: &Memory, port: &impl Port, repeat: bool) -> Poll<Option<TcpPos>> {
         let _ = self.look(m, port);
@@ -219,7 +222,7 @@ impl TxState {
             false => None,
         };
         // (Asked last, because a revocation may have come since the look.)
-        match self.must_flush() {
+        match self.must_flush() || self.held(m) {
             true => Poll::Pending,
             false => Poll::Ready(repeated),
         }
@@ -239,10 +242,13 @@ impl TxState {
     }
 
     /// On one node: TCP is shut down for sending, or will be next. What is not on TCP is only on the ring, and the
-    /// receiver is told so at once. `repeated`: the TCP position up to which [`TxState::before_fin`] has put
+    /// receiver is told so at once, unless a daemon has the direction. `repeated`: the TCP position up to which [`TxState::before_fin`] has put
     /// everything on TCP.
     pub fn shut(&self, m: &Memory, port: &impl Port, repeated: Option<TcpPos>) {
         let epoch = self.epoch.load(Relaxed);
+        if self.is_taken_over(m) {
+            return;
+        }
         if self.is_up() {
             self.downs.fetch_add(1, Relaxed);
         }
@@ -290,8 +296,16 @@ impl TxState {
         self.drain(m, port)
     }
 
-    /// The peer's process is gone: what is sent from now on goes to TCP, which returns the errors.
-    pub fn abandon(&self) {
+    /// The peer's process is gone: what is sent from now on goes to TCP, which returns the errors. (What a daemon has
+    /// taken over comes before that.)
+    pub fn abandon(&self, m: &Memory) {
+        if !self.is_taken_over(m) {
+            self.forsake();
+        }
+    }
+
+    /// The same for a connection that is reset: nothing has to come before that.
+    pub fn forsake(&self) {
         if self.mode.load(Relaxed) != mode::TCP {
             self.mode.store(mode::TCP, SeqCst);
             self.downs.fetch_add(1, Relaxed);

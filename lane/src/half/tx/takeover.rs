@@ -1,9 +1,9 @@
-//! Across nodes: a sending direction that is operated by the daemon on its node.
+//! A sending direction that is operated by the daemon on its node.
 //!
-//! An end that sleeps outside every hook, has shut down or is gone cannot put its ring back on TCP, or send a frame
-//! that says where the stream ends, so its daemon does. The takeover word is the daemon's, in its proxy. The end
-//! reads it under the direction's lock before it touches anything; the daemon stores it and then looks at the lock:
-//! one of the two sees the other.
+//! An end that sleeps outside every hook, computes or is stopped cannot put its ring back on TCP, so its daemon does;
+//! across nodes it does so, too, for an end that has shut down or is gone, and says by a frame where the stream ends.
+//! The takeover word is the daemon's ([`crate::abi::DaemonWords`]). The end reads it under the direction's lock before
+//! it touches anything; the daemon stores it and then looks at the lock: one of the two sees the other.
 //!
 //! Two things must never happen: that both put bytes on TCP, or that what one has begun is not completed by the
 //! other. So whoever puts anything on TCP first records what it is, and from which cursor on, where the other finds
@@ -16,7 +16,7 @@ use crate::abi::{
 use crate::half::mem::Memory;
 use crate::half::{Port, Progress};
 use crate::num;
-use crate::prim::fence;
+use crate::prim::{fence, fence_after_rmw};
 use crate::proto::frame::{Kind, LEN};
 use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -27,6 +27,8 @@ pub enum Adopted {
     Tcp,
     /// The remote node has not answered a switch yet.
     Asking,
+    /// On one node: on the ring, and the receiver has not revoked.
+    Untouched,
     /// On the ring, or on the way down.
     Ring,
 }
@@ -71,13 +73,15 @@ impl TxState {
     /// direction back here.
     #[inline(always)]
     pub(super) fn is_taken_over(&self, m: &Memory) -> bool {
-        m.is_remote() && !m.takes_over() && self.look_at_takeover(m)
+        // SYNC takeover: we have the lock, now we look; the daemon stores its word, then looks at the lock.
+        fence_after_rmw();
+        // (The word stays after a takeover, so that from then on there is a closer look.)
+        let never = m.daemon().takeover.load(Relaxed) == TakeoverWord::default();
+        !never && !m.takes_over() && self.look_at_takeover(m)
     }
 
     #[cold]
     fn look_at_takeover(&self, m: &Memory) -> bool {
-        // SYNC takeover: we have the lock, now we look; the daemon stores its word, then looks at the lock.
-        fence(SeqCst);
         // Read only once: the takeover may end between two reads, and would then look neither under way nor finished.
         let phase = self.takeover_phase(m);
         if phase == takeover::DONE {
@@ -85,13 +89,14 @@ impl TxState {
             self.epoch.store(epoch, Relaxed);
             let tcp_pos = m.daemon().tcp_pos.load(Relaxed);
             self.tcp_pos.store(tcp_pos, Relaxed);
-            self.error
-                .put(num::signed(m.daemon().error.load(Relaxed)));
+            self.error.put(num::signed(m.daemon().error.load(Relaxed)));
             self.downs.fetch_add(1, Relaxed);
-            // The daemon knows this; the word is stored all the same, so that this epoch is over for good.
-            m.own_tx()
-                .state
-                .store(TxWord::new(epoch, tx::DOWN), Release);
+            if m.is_remote() {
+                // The daemon knows this; the word is stored all the same, so that this epoch is over for good.
+                m.own_tx()
+                    .state
+                    .store(TxWord::new(epoch, tx::DOWN), Release);
+            }
             self.mode.store(mode::TCP, Release);
         }
         under_way(phase)
@@ -124,11 +129,11 @@ impl TxState {
 
     /// Has a takeover of this epoch finished, without the end having taken the direction back yet?
     pub(super) fn is_through(&self, m: &Memory) -> bool {
-        m.is_remote() && self.takeover_phase(m) == takeover::DONE
+        self.takeover_phase(m) == takeover::DONE
     }
 
-    /// End or daemon: whoever puts anything on TCP first records that in its own area. (On one node the record is for
-    /// whoever continues when the process is gone: see [`TxState::holder_died`].)
+    /// End or daemon: whoever puts anything on TCP first records that in its own words. (On one node the end's record is
+    /// also for whoever continues when the process is gone: see [`TxState::holder_died`].)
     pub(super) fn record(&self, m: &Memory, cursor: Cursor, what: TakeoverPhase) {
         let (at, takeover) = match m.takes_over() {
             true => (&m.daemon().at, &m.daemon().takeover),
@@ -139,15 +144,26 @@ impl TxState {
         takeover.store(word, Release); // pairs with the Acquire in `takeover_phase` and `adopt`
     }
 
-    /// For the daemon, at the end: the direction is on TCP and belongs to the end again.
-    pub(super) fn say_done(&self, m: &Memory, epoch: Epoch, phase: TxPhase) {
-        if phase > tx::DOWNING {
-            let w = m.daemon();
-            w.tcp_pos.store(self.tcp_pos.load(Relaxed), Relaxed);
-            w.error.store(num::bits(self.error.get()), Relaxed);
-            w.takeover
-                .store(TakeoverWord::new(epoch, takeover::DONE), Release); // as in `record`
+    /// For the daemon: what [`TxState::say`] is for the end. Across nodes the direction is the end's again when it is on
+    /// TCP; on one node the receiver is told first how it came there, and the end by [`TxState::give_back`].
+    pub(super) fn say_instead(&self, m: &Memory, epoch: Epoch, phase: TxPhase) {
+        if phase <= tx::DOWNING {
+            return;
         }
+        match m.is_remote() {
+            true => self.give_back(m, epoch),
+            false => m.own_tx().state.store(TxWord::new(epoch, phase), Release), // as in `say`
+        }
+    }
+
+    /// For the daemon, at the end: the direction, which is on TCP, belongs to its end again. On one node the daemon has
+    /// closed its copy of the socket before, which would hold back the FIN of a close that follows.
+    pub fn give_back(&self, m: &Memory, epoch: Epoch) {
+        let w = m.daemon();
+        w.tcp_pos.store(self.tcp_pos.load(Relaxed), Relaxed);
+        w.error.store(num::bits(self.error.get()), Relaxed);
+        w.takeover
+            .store(TakeoverWord::new(epoch, takeover::DONE), Release); // as in `record`
     }
 
     /// For the daemon: turns this fresh state into what the end's must be, from what the end has published and what
@@ -163,7 +179,10 @@ impl TxState {
         }
         let word = m.peer_rx().word.load(Acquire);
         let ours = word.epoch() == epoch;
-        if phase == tx::UP && !(ours && word.has(rx::ACCEPTED)) {
+        if !m.is_remote() && phase == tx::UP && !(ours && word.has(rx::REVOKED)) {
+            return Ok(Adopted::Untouched);
+        }
+        if m.is_remote() && phase == tx::UP && !(ours && word.has(rx::ACCEPTED)) {
             let asks = ours && !word.has(rx::REVOKED);
             return Ok(if asks { Adopted::Asking } else { Adopted::Tcp });
         }
@@ -196,7 +215,12 @@ impl TxState {
         let at = m.own_rx().takeover_at.load(Relaxed);
         match (said.phase(), begun) {
             (_, 0) => {}
-            (what, _) if said.epoch() == epoch => self.resume_as(what, begun, at)?,
+            (what, _) if said.epoch() == epoch => {
+                self.resume_as(what, begun, at)?;
+                if !m.is_remote() {
+                    self.record(m, at, what); // a receiver that leaves may count on the daemon for the rest
+                }
+            }
             _ => return Err(Reason::Foreign), // no frame was recorded, and yet there are bytes
         }
         Ok(Adopted::Ring)
@@ -262,26 +286,34 @@ impl TxState {
     }
 
     /// For the end, under the lock, when the daemon is gone: if the daemon had the direction, continues where it
-    /// stopped. In any case the direction is on its way to TCP afterwards. `Err(Reason::InDoubt)`: nobody will answer
-    /// the switch that was asked for.
+    /// stopped. Afterwards the direction is on its way to TCP; on one node only if the daemon had it.
+    /// `Err(Reason::InDoubt)`: nobody will answer the switch that was asked for.
     pub fn reclaim(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
         let phase = self.takeover_phase(m);
+        if !m.is_remote() && phase == takeover::NONE {
+            return Ok(Progress::Done);
+        }
         if phase == takeover::DONE {
             self.look_at_takeover(m);
         } else if phase != takeover::NONE {
             let epoch = self.takeover_epoch(m);
             let kernel = Self::kernel_position(m, port).ok_or(Reason::NotEstablished)?;
-            let begun = kernel
-                .checked_since(self.tcp_pos.load(Relaxed))
-                .ok_or(Reason::Sync)?;
+            let since = |tcp_pos| kernel.checked_since(tcp_pos).ok_or(Reason::Sync);
+            let more = since(self.tcp_pos.load(Relaxed))?;
             let at = m.daemon().at.load(Relaxed);
             self.reclaimed.store(epoch, Relaxed);
             let was = self.mode.load(Relaxed);
             match phase {
-                _ if begun == 0 => {}
                 // The daemon continued what we had begun.
-                takeover::TAKEN if was == mode::DRAIN => self.advance(begun)?,
+                takeover::TAKEN if was == mode::DRAIN => self.advance(more)?,
+                // (On one node a receiver may have left because plain bytes were recorded.)
+                _ if more == 0 && (m.is_remote() || phase == takeover::TAKEN) => {}
                 what => {
+                    // What it recorded counts from the switch on: what we had begun is a part of that, or had put
+                    // nothing on TCP.
+                    let up = m.own_tx().up_tcp_pos.load(Relaxed);
+                    let begun = since(up)?;
+                    self.tcp_pos.store(up, Relaxed);
                     self.epoch.store(epoch, Relaxed); // not set yet if we were still asking
                     self.resume_as(what, begun, at)?;
                     self.downs.fetch_add(u32::from(was != mode::DRAIN), Relaxed);
@@ -291,6 +323,6 @@ impl TxState {
         if self.mode.load(Relaxed) == mode::ASK && !self.has_answer(m) {
             return Err(Reason::InDoubt);
         }
-        self.go_down(m, port, true)
+        self.go_down(m, port, m.is_remote())
     }
 }
