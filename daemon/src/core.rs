@@ -13,6 +13,7 @@ mod recovered;
 pub mod register;
 mod remote;
 mod resets;
+pub(crate) mod takeover;
 
 use crate::clients::adopt::Recovered;
 use crate::clients::client::{Client, PerSecond};
@@ -67,6 +68,7 @@ pub struct Counters {
     pub declined: u64,
     /// Ends that were paired with an end on another node.
     pub paired_across: u64,
+    pub taken_over: u64,
 }
 
 /// `V`: the verbs of lanes to other nodes.
@@ -83,6 +85,7 @@ pub struct Core<V: Provider = Ibv> {
     pub recovered: Vec<Recovered>,
     /// Ends of processes that have ended, which other processes may still hold.
     pub inherited: InheritedEnds,
+    pub(crate) takeovers: Vec<takeover::Ordered>,
     /// Ends that came from other processes, which may still hold them.
     pub holders: Holders,
     /// Notified when there is a remote lane, so that the holders of its socket are looked up (`unseen`).
@@ -165,6 +168,7 @@ impl<V: Provider> Core<V> {
             families: Families::default(),
             recovered: Vec::new(),
             inherited: InheritedEnds::default(),
+            takeovers: Vec::new(),
             holders: Holders::default(),
             held: Rc::default(),
             scanned: false,
@@ -415,6 +419,7 @@ impl<V: Provider> Core<V> {
             ToDaemon::LaneShut { group, lane, .. } => {
                 self.rails(|r| r.shut(id, (group, lane)));
             }
+            ToDaemon::TakeOver { group, side, lane } => self.take_over(id, (group, lane), side)?,
             ToDaemon::Moved { table_bytes } => {
                 let table = only(fds, "a table that is none, or not alone")?;
                 self.moved(id, table, table_bytes)?;

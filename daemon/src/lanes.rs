@@ -6,4 +6,6 @@
 pub(crate) mod groups;
 pub(crate) mod holders;
 pub(crate) mod inherited;
+pub(crate) mod sock;
+pub(crate) mod takeover;
 pub(crate) mod unseen;

@@ -7,3 +7,4 @@
 pub mod channels;
 pub(crate) mod lookups;
 pub mod server;
+pub(crate) mod takeover;

@@ -69,6 +69,8 @@ static PROBE_S: AtomicU32 = AtomicU32::new(0);
 /// Reason code with which the last daemon refused us; 0: it did not refuse us.
 static REFUSED: AtomicU32 = AtomicU32::new(0);
 static SILENT: AtomicU32 = AtomicU32::new(0);
+/// Not 0: the other end of the last control connection is closed.
+static ENDED: AtomicU32 = AtomicU32::new(0);
 
 /// Initial and largest ring size, as log2 of bytes.
 pub fn ring_sizes() -> (u32, u32) {
@@ -166,6 +168,7 @@ pub fn ensure() -> bool {
     fdtab::close_ours(FORMER.swap(-1, Relaxed));
     OWNER.store(pids::me(), Relaxed);
     GENERATION.fetch_add(1, Relaxed);
+    ENDED.store(0, Relaxed);
     FD.store(fd, Release);
     let hello = ToDaemon::Hello {
         version: lane::VERSION,
@@ -200,6 +203,12 @@ pub fn absence() -> Reason {
     Reason::from_code(REFUSED.load(Relaxed))
         .filter(|r| *r != Reason::None)
         .unwrap_or(Reason::NoDaemon)
+}
+
+/// Did the last daemon end, or cut us, which it does only when it is at work for us no more? (A connection that we
+/// have given up by ourselves says nothing.)
+pub fn has_ended() -> bool {
+    ENDED.load(Relaxed) != 0 && OWNER.load(Relaxed) == pids::me()
 }
 
 fn drop_connection() {
@@ -259,7 +268,10 @@ pub fn pump() {
         }
         let mut buf = [0u8; MAX];
         match datagram::receive(sock, &mut buf) {
-            Ok((0, _)) => return drop_connection(),
+            Ok((0, _)) => {
+                ENDED.store(1, Relaxed);
+                return drop_connection();
+            }
             Ok((n, mut fds)) => {
                 spoken = true;
                 if let Ok(m) = ToShim::decode(&buf[..n]) {
@@ -372,6 +384,17 @@ pub fn lane_held(group: &LinkGroup, lane: u32, fd: i32) -> bool {
         lane,
     };
     send(&m, &[fd]).is_ok()
+}
+
+/// Asks the daemon to bring to TCP what the other end of this lane, which is within the node, has on its ring: we leave
+/// it, and that end does nothing.
+pub fn take_over(group: &LinkGroup, lane: u32) {
+    let m = ToDaemon::TakeOver {
+        group: group.id.load(Relaxed),
+        side: num::low8(group.side.load(Relaxed).into()),
+        lane,
+    };
+    let _ = send(&m, &[]);
 }
 
 /// Asks the daemon to shut this lane's socket down when everything has arrived. False: the daemon cannot be told.

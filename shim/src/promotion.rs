@@ -14,6 +14,7 @@ pub mod received;
 mod register;
 mod remote;
 mod retire;
+pub(crate) mod takeover;
 
 pub use commands::command;
 pub use died::holder_died;
@@ -21,6 +22,7 @@ pub use leave::{all_left, leave, lend, yield_lane, LEAVE_MS};
 pub use register::{daemon_lost, declined};
 pub use remote::greeted;
 pub use retire::{end_lane, lane_gone, yielded};
+pub use takeover::given_back;
 
 use crate::state::groups::LinkGroup;
 use crate::state::table::{self, set_reason, Local};

@@ -55,6 +55,7 @@ fn stats_table(s: &Stats) -> String {
             ("registered", s.registered.to_string()),
             ("paired", s.paired.to_string()),
             ("paired with other nodes", s.paired_across.to_string()),
+            ("taken over", s.taken_over.to_string()),
             ("declined", s.declined.to_string()),
             ("control messages", s.datagrams.to_string()),
             ("promoted", s.promoted.to_string()),

@@ -33,6 +33,7 @@ fn stats_as_table_and_json() {
         registered: 100,
         datagrams: 814,
         paired_across: 12,
+        taken_over: 3,
         lane_tx_bytes: 123_456_789,
         rails: vec![
             RailStats {

@@ -354,6 +354,9 @@ pub struct Stats {
     /// Ends whose other end another node has.
     #[serde(default)]
     pub paired_across: u64,
+    /// Directions within the node that the daemon has brought to TCP, because their ends did not.
+    #[serde(default)]
+    pub taken_over: u64,
     /// Times that an end was told to stay on TCP for now, or for good.
     pub declined: u64,
     /// Datagrams between shims and daemon, both ways.

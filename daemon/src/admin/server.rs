@@ -257,6 +257,7 @@ async fn stats(shared: &Shared) -> Stats {
             registered: c.counters.registered,
             paired: c.counters.paired,
             paired_across: c.counters.paired_across,
+            taken_over: c.counters.taken_over,
             declined: c.counters.declined,
             datagrams: DATAGRAMS.load(Relaxed),
             rails: c.rail_stats(),

@@ -17,7 +17,6 @@ mod incarnation;
 mod inherited;
 mod lanes;
 mod show;
-mod sock;
 mod takeover;
 mod wake;
 pub(crate) mod waker;

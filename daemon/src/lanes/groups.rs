@@ -10,10 +10,12 @@
 mod area;
 mod growth;
 mod lanes;
+mod takeover;
 
 use self::area::{first_bytes, make_areas, Chunk, Stage};
 use self::growth::{ready, share};
 use self::lanes::offer;
+pub(crate) use self::takeover::Found;
 use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::limits::Cgroup;
 use crate::os::memfd;
@@ -25,6 +27,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
+use underpass_rdma::verbs::Mapping;
 
 /// A message for a client, with its descriptors.
 pub struct Send {
@@ -76,6 +79,8 @@ struct Side {
     first: Chunk,
     /// The further ones, from chunk 2 on.
     more: Vec<Chunk>,
+    /// Within the node: the control words, writable, mapped before the file was sealed. `None`: no memory for it.
+    words: Option<Arc<Mapping>>,
 }
 
 impl Side {
@@ -104,6 +109,8 @@ struct Use {
     held: bool,
     /// Was this end asked to give it back?
     told: [bool; 2],
+    /// Is what this end sends being taken over? Then the slot is not free yet.
+    taken: [bool; 2],
 }
 
 #[derive(Default)]
@@ -242,7 +249,9 @@ impl LinkGroups {
                 let clients = [pair.0, pair.1];
                 let mut side = 0;
                 let sides = areas.map(|first| {
+                    let words = (!remote).then(|| area::words(&first));
                     let s = Side {
+                        words: words.flatten(),
                         client: clients[side],
                         cgroup: cgroups[side].clone(),
                         payer: payers[side].clone(),

@@ -1,6 +1,7 @@
 //! The process at the other end of a control connection: who it is, for certain, and where it belongs. Nothing here
 //! trusts what the process says about itself.
 
+use crate::os::fds::Foreign;
 use crate::os::sockopt;
 use lane::num;
 use rustix::io::Errno;
@@ -81,6 +82,42 @@ impl Process {
     pub fn take_pidfd(&mut self) -> Option<OwnedFd> {
         self.pidfd.take()
     }
+}
+
+/// A copy of a socket of this process: the one with this inode, which it probably has as descriptor `fd`. `None`: it has
+/// none, or we may not look (it may belong to another user, or have given up being dumpable). May take long.
+pub fn socket_of(of: ProcId, fd: Option<u32>, inode: u64) -> Option<Foreign> {
+    let pid = Pid::from_raw(num::signed(of.pid))?;
+    let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
+    if proc::start_time(of.pid) != Some(of.start) {
+        return None; // another process by now
+    }
+    let get = |fd: u32| {
+        let none = rustix::process::PidfdGetfdFlags::empty();
+        let got = rustix::process::pidfd_getfd(&pidfd, num::signed(fd), none).ok()?;
+        let got = Foreign::new(got);
+        let is = rustix::fs::fstat(&got).is_ok_and(|s| s.st_ino == inode)
+            && sockopt::get::<i32>(got.as_fd(), libc::SOL_SOCKET, libc::SO_PROTOCOL)
+                .is_ok_and(|p| p.0 == libc::IPPROTO_TCP);
+        match is {
+            true => Some(got),
+            false => {
+                got.close();
+                None
+            }
+        }
+    };
+    let first = fd.and_then(get);
+    first.or_else(|| {
+        let all = proc::descriptors(of.pid)?;
+        let mut of = all.into_iter().filter(|(_, i)| *i == inode);
+        of.find_map(|(fd, _)| get(fd))
+    })
+}
+
+/// Has this process ended?
+pub fn is_gone(of: ProcId) -> bool {
+    proc::start_time(of.pid) != Some(of.start) || proc::is_zombie(of.pid)
 }
 
 /// A pidfd is readable once its process has ended.

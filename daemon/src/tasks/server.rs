@@ -10,7 +10,7 @@ use crate::os::fds::{self, Foreign};
 use crate::os::memfd;
 use crate::os::process::{self, Process};
 use crate::os::wire::Incoming;
-use crate::tasks::lookups;
+use crate::tasks::{lookups, takeover};
 use lane::family::TABLE_BYTES;
 use lane::proto::msg::{ToDaemon, ToShim, MAX};
 use lane::proto::reason::Reason;
@@ -304,6 +304,10 @@ fn handle(
             let read = shared.borrow_mut().message(id, m, fds)?;
             if let Some(r) = read {
                 tokio::task::spawn_local(lookups::read_registration(shared.clone(), r));
+            }
+            let ordered = std::mem::take(&mut shared.borrow_mut().takeovers);
+            for t in ordered {
+                tokio::task::spawn_local(takeover::take_over(shared.clone(), t));
             }
             Ok(())
         }

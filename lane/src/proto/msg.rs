@@ -188,6 +188,9 @@ messages! {
         15 Reset { conn: u32, gen: u32, reason: u32 }
         /// New connections of this process stay on TCP, because of a reset. For the log only.
         16 FuseBlown {}
+        /// We leave this lane, which is within the node, and the other end does not bring its ring to TCP: do it in its
+        /// stead ([`crate::abi::DaemonWords`]). `side` is ours. There is no answer.
+        17 TakeOver { group: u64, side: u8, lane: u32 }
     }
 }
 
@@ -223,6 +226,8 @@ messages! {
         11 Command { conn: u32, gen: u32, op: u32 }
         /// The other end does not take this lane, or has given it back: so do you, and register again later.
         12 LaneGone { group: u64, side: u8, lane: u32, conn: u32, gen: u32 }
+        /// On one node: what this end sends was taken over, and is its own again. It may sleep because of that.
+        13 TakenOver { group: u64, side: u8, lane: u32, conn: u32, gen: u32 }
     }
 }
 

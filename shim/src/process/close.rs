@@ -162,7 +162,12 @@ fn end(fd: i32, i: u32) {
         let for_no_time = remote::lingers_for_no_time(fd);
         // (Bytes that a reset would discard need not be sent.)
         let clean = !for_no_time && c.rx.ring_unread(&m) == 0;
-        let flushed = flush(c, &m, &port, fd, clean);
+        // What a daemon has taken over it finishes without us. (It has a copy of the socket, and the FIN follows.)
+        let taken = c.tx.awaits(&m) && !daemon::has_ended();
+        let flushed = match taken {
+            true => Some(None),
+            false => flush(c, &m, &port, fd, clean),
+        };
         // Close first, then look: a sender publishes first, then looks whether we have closed.
         c.rx.close(&m, &port, c.tx.tcp_pos.load(Relaxed));
         take_frame(c, &m, &port, true);

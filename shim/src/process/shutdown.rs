@@ -5,8 +5,8 @@ use crate::promotion;
 use crate::readiness::wait;
 use crate::state::{attached, table, waiters};
 use crate::sys::{self, lock};
-use crate::tcp;
 use crate::tcp::port::{self, Sock};
+use crate::{daemon, tcp};
 use core::sync::atomic::Ordering::*;
 use core::task::Poll;
 use lane::abi::TcpPos;
@@ -27,6 +27,9 @@ pub(super) fn flush(
 ) -> Option<Option<TcpPos>> {
     let end = sys::now_ms() + promotion::LEAVE_MS;
     loop {
+        if daemon::has_ended() && c.tx.awaits(m) && c.tx.reclaim(m, port).is_err() {
+            return None;
+        }
         if let Poll::Ready(repeated) = c.tx.before_fin(m, port, repeat) {
             return Some(repeated);
         }

@@ -82,6 +82,15 @@ pub fn said(m: ToShim, fds: &mut Fds) {
         } => {
             on(group, side, |l| promotion::lane_gone(l, lane, conn, gen));
         }
+        ToShim::TakenOver {
+            group,
+            side,
+            lane,
+            conn,
+            gen,
+        } => {
+            on(group, side, |l| promotion::given_back(l, lane, conn, gen));
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Registration with the daemon: when it is made, and what happens if it is not answered with a lane.
 
-use super::{unwatched, CLOSED_DOORS};
+use super::{takeover, unwatched, CLOSED_DOORS};
 use crate::promotion::received;
 use crate::state::fuse;
 use crate::state::table::{self, set_reason};
@@ -159,9 +159,11 @@ pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
     c.flags.fetch_and(!flag::REGISTERED, Relaxed);
 }
 
-/// The daemon is gone: connections that waited for its answer may ask the next one.
+/// The daemon is gone: connections that waited for its answer may ask the next one, and what it had taken over is
+/// finished here.
 pub fn daemon_lost() {
-    table::each(|_, c| {
+    table::each(|i, c| {
+        takeover::reclaim(i, c);
         let ours = c.owner_pid.load(Relaxed) == pids::me();
         if ours && c.flags.fetch_and(!flag::REGISTERED, Relaxed) & flag::REGISTERED != 0 {
             set_reason(c, daemon::absence());

@@ -5,11 +5,11 @@
 //! `LaneGo`, on which the responder offers it, too. So nothing is sent on a lane that the other engine does not
 //! know yet.
 
-use super::sock::disconnect;
 use super::{Effect, Key, Rails};
 use crate::clients::family::Family;
 use crate::clients::ids::{ClientId, ConnRef};
 use crate::lanes::inherited::{Counted, Inherited, Left};
+use crate::lanes::sock::disconnect;
 use crate::lanes::unseen::Idle;
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::msg::Msg;

@@ -8,8 +8,8 @@
 use super::area::Areas;
 use super::inherited::LOOK_NS;
 use super::lanes::{Ending, Lane, Stage, Takeover};
-use super::sock::{unread, Sock};
 use super::{Key, Rails};
+use crate::lanes::sock::{unread, Sock};
 use crate::os::fds::Foreign;
 use crate::os::system::System;
 use lane::abi::{rx, tx, Epoch, TcpPos, TxPhase, TxWord};

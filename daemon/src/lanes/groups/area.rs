@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
+use underpass_rdma::verbs::Mapping;
 
 /// Stage of a chunk on its way to both clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +58,12 @@ pub(super) fn make_areas(id: u64, remote: bool, now: Duration) -> Result<Areas, 
     )?;
     let first = |side| make_chunk(id, side, 0, remote, now);
     Ok(([a, b], [first(0)?, first(1)?]))
+}
+
+/// The control words of an area, for what this daemon writes there.
+pub(super) fn words(first: &Chunk) -> Option<Arc<Mapping>> {
+    let map = Mapping::of(&*first.fd, 0, CONTROL_BYTES, true);
+    map.ok().map(Arc::new)
 }
 
 /// Makes chunk `n` of an area. Chunk 0 begins with a header that identifies it; chunk 1 follows it in the same

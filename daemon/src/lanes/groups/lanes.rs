@@ -72,6 +72,7 @@ impl LinkGroups {
             offered: false,
             held: pair.1.is_remote(),
             told: [false; 2],
+            taken: [false; 2],
         });
         for (side, e) in ends.iter().enumerate() {
             self.by_conn.insert(
@@ -149,14 +150,24 @@ impl LinkGroups {
         u.done[usize::from(side)] = true;
         let end = u.ends[usize::from(side)];
         self.by_conn.remove(&(end.client, end.conn, end.gen));
-        if u.done == [true; 2] {
+        self.end_use(id, lane, out);
+        Ok(())
+    }
+
+    /// Frees a slot that neither end uses any more, nor this daemon.
+    pub(super) fn end_use(&mut self, id: u64, lane: u32, out: &mut Out) {
+        let Some(group) = self.groups.get_mut(&id) else {
+            return;
+        };
+        let over = |u: &Use| u.done == [true; 2] && u.taken == [false; 2];
+        let slot = group.slots.get_mut(lane as usize);
+        if let Some(slot) = slot.filter(|s| s.now.as_ref().is_some_and(over)) {
             slot.now = None;
             slot.uses += 1;
             self.lanes -= 1;
             group.sides.iter().for_each(|s| s.cgroup.give_lane());
             self.reap(id, out);
         }
-        Ok(())
     }
 
     /// One end does not take the lane that it was offered: as [`LinkGroups::lane_done`], and the other end is asked to

@@ -1,4 +1,4 @@
-//! The TCP socket of a remote connection's end, which the daemon has a copy of.
+//! The TCP socket of a connection's end, which the daemon has a copy of.
 
 use crate::os::system::System;
 use lane::half::Port;
@@ -7,7 +7,7 @@ use rustix::net::RecvFlags;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// The socket as the lane's code uses it, on helper threads.
-pub(super) struct Sock<'a> {
+pub(crate) struct Sock<'a> {
     pub fd: BorrowedFd<'a>,
     pub system: &'a dyn System,
 }
@@ -36,7 +36,7 @@ impl Port for Sock<'_> {
 }
 
 /// Resets a connection: connect(AF_UNSPEC) on an established socket sends RST (`tcp_disconnect`).
-pub(super) fn disconnect(sock: BorrowedFd<'_>) {
+pub(crate) fn disconnect(sock: BorrowedFd<'_>) {
     let unspec = [0u8; 16];
     // SAFETY: 16 readable bytes, a sockaddr of family 0; the call changes only the socket.
     let _ = unsafe { libc::connect(sock.as_raw_fd(), unspec.as_ptr().cast(), 16) };
@@ -44,7 +44,7 @@ pub(super) fn disconnect(sock: BorrowedFd<'_>) {
 
 /// Are there bytes that the application will never read? TCP answers them with a reset at the close. A frame of
 /// the lane is not such data; it is read here, because the kernel would count it.
-pub(super) fn unread(sock: BorrowedFd<'_>, tag: u64) -> bool {
+pub(crate) fn unread(sock: BorrowedFd<'_>, tag: u64) -> bool {
     let mut b = [0u8; LEN + 1];
     let flags = RecvFlags::DONTWAIT;
     let n = match rustix::net::recv(sock, &mut b[..], flags | RecvFlags::PEEK) {

@@ -1,0 +1,77 @@
+//! Lanes within the node of which one end leaves while the other one does nothing: what a helper needs to bring the
+//! other one's ring to TCP.
+
+use super::{LinkGroups, Out, Violation};
+use crate::clients::ids::{ClientId, ConnRef};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use underpass_rdma::verbs::Mapping;
+
+/// A direction to be taken over.
+pub(crate) struct Found {
+    /// Link group and slot, and how often the slot was used before.
+    pub at: (u64, u32),
+    pub uses: u32,
+    /// The end that sends, and its side.
+    pub who: ConnRef,
+    pub side: usize,
+    /// Its area: the control words, which may be written, and the files with their sizes in bytes.
+    pub words: Arc<Mapping>,
+    pub files: Vec<(Arc<OwnedFd>, u64)>,
+    /// The receiver's first file.
+    pub peer: Arc<OwnedFd>,
+    pub tag: u64,
+}
+
+impl LinkGroups {
+    /// An end leaves, and asks that what the other end sends be taken over. `None`: that is under way, or there is
+    /// nothing to take over.
+    pub(crate) fn take_over(
+        &mut self,
+        from: ClientId,
+        id: u64,
+        side: u8,
+        lane: u32,
+    ) -> Result<Option<Found>, Violation> {
+        let Some(group) = Self::find(&mut self.groups, from, id, side)? else {
+            return Ok(None);
+        };
+        if group.is_remote() {
+            return Err(Violation("a takeover across nodes"));
+        }
+        let other = 1 - usize::from(side);
+        let (sides, slot) = (&group.sides, group.slots.get_mut(lane as usize));
+        let Some(slot) = slot else {
+            return Err(Violation("a takeover on a lane that does not exist"));
+        };
+        let uses = slot.uses;
+        let free = |u: &&mut super::Use| u.offered && !u.done[other] && !u.taken[other];
+        let (Some(u), Some(words)) = (slot.now.as_mut().filter(free), &sides[other].words) else {
+            return Ok(None);
+        };
+        u.taken[other] = true;
+        let files = sides[other].chunks().map(|c| (c.fd.clone(), c.bytes));
+        Ok(Some(Found {
+            at: (id, lane),
+            uses,
+            who: u.ends[other],
+            side: other,
+            words: words.clone(),
+            files: files.collect(),
+            peer: sides[usize::from(side)].first.fd.clone(),
+            tag: u.tag,
+        }))
+    }
+
+    /// A takeover is over, or came to nothing: the slot may be free now.
+    pub fn taken_over(&mut self, at: (u64, u32), uses: u32, side: usize, out: &mut Out) {
+        let slot = |g: &mut super::LinkGroup| {
+            let slot = g.slots.get_mut(at.1 as usize)?;
+            slot.now.as_mut().filter(|_| slot.uses == uses)?.taken[side] = false;
+            Some(())
+        };
+        if self.groups.get_mut(&at.0).and_then(slot).is_some() {
+            self.end_use(at.0, at.1, out);
+        }
+    }
+}
