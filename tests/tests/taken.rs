@@ -1,0 +1,87 @@
+//! Leaving a lane beside an end that does nothing: the daemon brings that end's ring to TCP in its stead.
+
+use anyhow::{ensure, Context, Result};
+use std::time::Duration;
+use underpass_tests::harness::{c, Daemon, Place, Program};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+struct Taken {
+    dir: tempfile::TempDir,
+}
+
+impl Taken {
+    fn compile() -> Result<Taken> {
+        let dir = tempfile::tempdir()?;
+        c::compile("taken", &dir.path().join("taken"))?;
+        Ok(Taken { dir })
+    }
+
+    fn program(&self, place: &Place, args: [&str; 3]) -> Program {
+        Program::new(self.dir.path().join("taken"), place).args(args)
+    }
+
+    fn run(&self, place: &Place, args: [&str; 3]) -> Result<()> {
+        let out = self.program(place, args).run(LIMIT)?;
+        let ok = out.status.success() && out.stdout.contains("result ok");
+        ensure!(
+            ok,
+            "{args:?}: {}\n{}\n{}",
+            out.status,
+            out.stdout,
+            out.stderr
+        );
+        Ok(())
+    }
+}
+
+const HOW: [&str; 3] = ["sleep", "spin", "stop"];
+/// What fits into TCP's buffers, and what does not.
+const AMOUNTS: [&str; 2] = ["50000", "400000"];
+
+#[test]
+fn beside_one_that_does_nothing() -> Result<()> {
+    let t = Taken::compile()?;
+    let d = Daemon::start()?;
+    let mut n = 0;
+    for (how, amount) in HOW.iter().flat_map(|h| AMOUNTS.map(|a| (h, a))) {
+        for then in ["go", "kill", "early"] {
+            t.run(&Place::bare(), [how, amount, then])?;
+            t.run(&d.eager(), [how, amount, then])
+                .with_context(|| d.picture())?;
+            n += 1;
+            let s = d.assert_promoted(2 * n, 30_000 * n)?;
+            ensure!(
+                s.taken_over == n,
+                "{} of {n}: {}",
+                s.taken_over,
+                d.picture()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The daemon dies while TCP is full: the end goes on with what it had begun, when it comes to it.
+#[test]
+fn the_daemon_dies_meanwhile() -> Result<()> {
+    let t = Taken::compile()?;
+    for how in HOW {
+        let mut d = Daemon::start()?;
+        let gate = t.dir.path().join(how);
+        let p = t.program(&d.eager(), [how, AMOUNTS[1], "gate"]).arg(&gate);
+        let mut p = p.spawn()?;
+        p.line("ready", LIMIT).with_context(|| d.picture())?;
+        ensure!(
+            d.stats()?.taken_over == 0,
+            "it is not full: {}",
+            d.picture()
+        );
+        d.kill();
+        std::fs::write(&gate, b"")?;
+        let out = p.wait(LIMIT)?;
+        let ok = out.stdout.contains("result ok");
+        ensure!(ok, "{how}: {}\n{}\n{}", out.status, out.stdout, out.stderr);
+    }
+    Ok(())
+}
