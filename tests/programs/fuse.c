@@ -1,5 +1,5 @@
-/* A program whose connection the shim has to reset, because it leaves its lane while the other end is stopped with bytes
- * unread. What was on a lane before stays there; what is new stays on TCP until an operator has seen it, also in a child.
+/* A program whose connection the shim has to reset, because it leaves its lane with bytes unread by the other end, which is
+ * stopped, and TCP does not take them. What was on a lane before stays there; what is new stays on TCP until an operator has seen it, also in a child.
  * Bytes behind the shim's back, which any peer can send, reset a connection as well, and change nothing else.
  *
  *     fuse GO
@@ -20,9 +20,9 @@ static void both(int a, int b) {
     sleep_us(1000);
 }
 
-/* A process that answers each byte until one says that it is to send 2,000 and stop. */
+/* A process that answers each byte until one says that it is to stop. */
 static pid_t answerer(void) {
-    char c, bytes[2000] = {0};
+    char c;
     pid_t pid = fork();
     NEED(pid >= 0);
     if (pid) return pid;
@@ -30,13 +30,14 @@ static pid_t answerer(void) {
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     NEED(!connect(fd, (void *)&address, sizeof address));
     while (recv(fd, &c, 1, 0) == 1 && c != 's') NEED(send(fd, &c, 1, 0) == 1);
-    NEED(send(fd, bytes, sizeof bytes, 0) == sizeof bytes);
+    narrow(fd, 1);
     raise(SIGSTOP);
     _exit(0);
 }
 
-/* The connection to an answerer that is stopped, on its lane, with bytes unread. */
+/* The connection to an answerer that is stopped, on its lane, with more bytes unread than TCP takes. */
 static int stopped(pid_t pid) {
+    static char much[300000];
     int fd = accept(listener, 0, 0), status, lane = 0;
     char c;
     NEED(fd >= 0);
@@ -48,6 +49,8 @@ static int stopped(pid_t pid) {
     }
     NEED(lane == 3 && send(fd, "s", 1, 0) == 1);
     NEED(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
+    narrow(fd, 1);
+    NEED(send(fd, much, sizeof much, MSG_DONTWAIT) > 50000);
     return fd;
 }
 

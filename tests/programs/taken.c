@@ -34,13 +34,6 @@ static int echo(int fd, unsigned long *before) {
 
 static void say(int fd, int lane) { NEED(send(fd, lane ? "l" : "t", 1, 0) == 1); }
 
-/* TCP takes little from now on; no hook sees that. */
-static void narrow(int fd) {
-    int few = 50000;
-    NEED(!raw(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDBUF, (long)&few, sizeof few));
-    NEED(!raw(SYS_setsockopt, fd, SOL_SOCKET, SO_RCVBUF, (long)&few, sizeof few));
-}
-
 static void peer(int b, const char *how, long amount, struct shared *s) {
     unsigned long got = info(b).tcpi_bytes_received;
     for (;;) {
@@ -53,7 +46,7 @@ static void peer(int b, const char *how, long amount, struct shared *s) {
             break;
         }
     }
-    narrow(b);
+    narrow(b, 50000);
     long sent = 0;
     static unsigned char buf[65536];
     while (sent < amount) {
@@ -148,7 +141,7 @@ int main(int argc, char **argv) {
         if (e == 3 || (bare && k == 3)) break;
         usleep(1000);
     }
-    narrow(a);
+    narrow(a, 50000);
     NEED(send(a, "g", 1, 0) == 1);
     while (!s->sent) usleep(1000);
     usleep(30000);

@@ -23,7 +23,7 @@ impl World {
         let left = tx.and_then(|tx| self.work(e, tx));
         *t.tx.borrow_mut() = left;
         t.working.set(false);
-        worked && !begun || worked && !t.holds()
+        worked && !(begun && t.holds())
     }
 
     /// What it claims is adopted.
