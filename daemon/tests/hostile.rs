@@ -51,6 +51,10 @@ fn closes_that_hang_hold_up_nobody() {
         peers.push(s);
     }
     d.resume();
+    served(&d);
+    assert_eq!(a.credits, 0, "no credit for what is not closed yet");
+    // With the peers' end the closes end, and the answers and the credits come.
+    drop(peers);
     for _ in 0..16 {
         // In any order.
         a.until("a refusal", |m| match *m {
@@ -58,10 +62,6 @@ fn closes_that_hang_hold_up_nobody() {
             _ => None,
         });
     }
-    served(&d);
-    assert_eq!(a.credits, 0, "no credit for what is not closed yet");
-    // With the peers' end the closes end, and the credits come back.
-    drop(peers);
     while a.credits < 16 {
         a.credit();
     }
