@@ -205,10 +205,12 @@ pub fn absence() -> Reason {
         .unwrap_or(Reason::NoDaemon)
 }
 
-/// Did the last daemon end, or cut us, which it does only when it is at work for us no more? (A connection that we
-/// have given up by ourselves says nothing.)
+/// Did the last daemon end, or cut us, and is it at work for us no more? (A connection that we have given up by
+/// ourselves says nothing.)
 pub fn has_ended() -> bool {
-    ENDED.load(Relaxed) != 0 && OWNER.load(Relaxed) == pids::me()
+    let fd = FD.load(Relaxed);
+    let hung_up = || fd >= 0 && fdtab::is_ours(fd) && sys::poll1(fd, 0) & libc::POLLHUP != 0;
+    OWNER.load(Relaxed) == pids::me() && (ENDED.load(Relaxed) != 0 || hung_up())
 }
 
 fn drop_connection() {
@@ -387,14 +389,14 @@ pub fn lane_held(group: &LinkGroup, lane: u32, fd: i32) -> bool {
 }
 
 /// Asks the daemon to bring to TCP what the other end of this lane, which is within the node, has on its ring: we leave
-/// it, and that end does nothing.
-pub fn take_over(group: &LinkGroup, lane: u32) {
+/// it, and that end does nothing. False: it could not be asked.
+pub fn take_over(group: &LinkGroup, lane: u32) -> bool {
     let m = ToDaemon::TakeOver {
         group: group.id.load(Relaxed),
         side: num::low8(group.side.load(Relaxed).into()),
         lane,
     };
-    let _ = send(&m, &[]);
+    READY.load(Relaxed) != 0 && send(&m, &[]).is_ok()
 }
 
 /// Asks the daemon to shut this lane's socket down when everything has arrived. False: the daemon cannot be told.

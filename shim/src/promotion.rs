@@ -20,7 +20,7 @@ pub use commands::command;
 pub use died::holder_died;
 pub use leave::{all_left, leave, lend, yield_lane, LEAVE_MS};
 pub use register::{daemon_lost, declined};
-pub use remote::greeted;
+pub use remote::{greeted, shut_late};
 pub use retire::{end_lane, lane_gone, yielded};
 pub use takeover::given_back;
 
@@ -498,7 +498,8 @@ fn attend_slow(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
         } else if !was && c.tx.is_up() {
             attached::counted_up(c);
         }
-        if c.tx.shut.load(Relaxed) != 0 && group.state.load(Relaxed) == crate::state::groups::GONE {
+        let gone = || group.state.load(Relaxed) == crate::state::groups::GONE;
+        if c.tx.shut.load(Relaxed) != 0 && (!group.is_remote() || gone()) {
             remote::shut_late(c, fd);
         }
     }

@@ -1,11 +1,12 @@
 /* One end leaves its lane by exec while the other end, which has put so many bytes on its ring, does nothing; the program
  * that takes over the connection finds all of them on TCP, in order, and what the other end sends when it goes on.
  *
- *     taken HOW AMOUNT THEN [GATE]
+ *     taken HOW AMOUNT THEN BY [GATE]
  *
- * HOW the other end does nothing: sleep, spin, stop. THEN: it goes on (go) or is killed (kill) when the bytes are read; or
- * it is killed while most of them are unread (early); or it goes on when the file GATE is there, of which "ready" is said
- * (gate). Prints "ring BYTES" and "result ok".
+ * HOW the other end does nothing: sleep, spin, stop. THEN: when the bytes are read it sends more and closes (go), only
+ * closes (quiet), shuts down and waits for the end (half), or is killed (kill); or it is killed while most of them are
+ * unread (early); with a GATE, it goes on before that, when this file is there, of which "ready" is said. BY: the leaving
+ * process executes the reader itself (exec), or a child of it does (fork). Prints "ring BYTES" and "result ok".
  */
 #define _GNU_SOURCE
 #include "pairs.h"
@@ -19,6 +20,7 @@ enum { MORE = 1000 };
 struct shared {
     volatile int go;
     volatile long sent;
+    volatile int read;
 };
 
 static unsigned char pattern(long i) { return (unsigned char)((i * 2654435761u) >> 13); }
@@ -34,7 +36,7 @@ static int echo(int fd, unsigned long *before) {
 
 static void say(int fd, int lane) { NEED(send(fd, lane ? "l" : "t", 1, 0) == 1); }
 
-static void peer(int b, const char *how, long amount, struct shared *s) {
+static void peer(int b, const char *how, long amount, const char *then, struct shared *s) {
     unsigned long got = info(b).tcpi_bytes_received;
     for (;;) {
         int e = echo(b, &got);
@@ -62,24 +64,28 @@ static void peer(int b, const char *how, long amount, struct shared *s) {
         while (!s->go) {}
     else
         while (!s->go) usleep(1000);
-    for (long i = 0; i < MORE; i++) buf[i] = pattern(sent + i);
-    NEED(send(b, buf, MORE, 0) == MORE);
+    if (!strcmp(then, "go")) {
+        for (long i = 0; i < MORE; i++) buf[i] = pattern(sent + i);
+        NEED(send(b, buf, MORE, 0) == MORE);
+    }
+    if (!strcmp(then, "half")) NEED(!shutdown(b, SHUT_WR) && recv(b, buf, 1, 0) == 0);
     close(b);
+    while (!strcmp(then, "quiet") && !s->read) usleep(1000); /* (the close is all that happens) */
     _exit(0);
 }
 
 static void reader(int a, long n, pid_t child, const char *then, const char *gate, struct shared *s) {
     static unsigned char buf[20000];
-    long at = 0, end = n + (then[0] == 'g' ? MORE : 0);
+    long at = 0, end = n + (strcmp(then, "go") ? 0 : MORE);
     int gone_on = 0;
     if (!strcmp(then, "early")) NEED(!kill(child, SIGKILL));
-    if (!strcmp(then, "gate")) {
+    if (*gate) {
         puts("ready");
         fflush(stdout);
         while (access(gate, F_OK)) usleep(10000);
     }
     for (;;) {
-        if (!gone_on && (at == n || !strcmp(then, "gate"))) {
+        if (!gone_on && (at == n || *gate)) {
             if (!strcmp(then, "kill")) NEED(!kill(child, SIGKILL));
             s->go = 1;
             kill(child, SIGCONT);
@@ -98,6 +104,8 @@ static void reader(int a, long n, pid_t child, const char *then, const char *gat
     }
     if (at != end) fprintf(stderr, "%ld of %ld\n", at, end);
     NEED(at == end);
+    s->read = 1;
+    close(a);
     waitpid(child, 0, 0);
     puts("result ok");
     exit(0);
@@ -112,7 +120,7 @@ static struct shared *map(int fd) {
 int main(int argc, char **argv) {
     if (argc == 8 && !strcmp(argv[1], "read"))
         reader(atoi(argv[2]), atol(argv[3]), atoi(argv[4]), argv[5], argv[6], map(atoi(argv[7])));
-    NEED(argc >= 4);
+    NEED(argc >= 5);
     int mem = memfd_create("taken", 0);
     NEED(mem >= 0 && !ftruncate(mem, 4096));
     struct shared *s = map(mem);
@@ -126,7 +134,7 @@ int main(int argc, char **argv) {
     if (!child) {
         int b = accept(listener, 0, 0);
         NEED(b >= 0);
-        peer(b, argv[1], atol(argv[2]), s);
+        peer(b, argv[1], atol(argv[2]), argv[3], s);
     }
     int a = socket(AF_INET, SOCK_STREAM, 0);
     NEED(!connect(a, (void *)&address, len));
@@ -152,6 +160,13 @@ int main(int argc, char **argv) {
     sprintf(n, "%ld", s->sent);
     sprintf(pid, "%d", child);
     sprintf(m, "%d", mem);
-    execl("/proc/self/exe", "taken", "read", fd, n, pid, argv[3], argc > 4 ? argv[4] : "", m, (char *)0);
+    pid_t by = strcmp(argv[4], "fork") ? 0 : fork();
+    if (by) {
+        int status;
+        close(a);
+        NEED(waitpid(by, &status, 0) == by && WIFEXITED(status));
+        return WEXITSTATUS(status);
+    }
+    execl("/proc/self/exe", "taken", "read", fd, n, pid, argv[3], argc > 5 ? argv[5] : "", m, (char *)0);
     NEED(0);
 }

@@ -17,11 +17,11 @@ impl Taken {
         Ok(Taken { dir })
     }
 
-    fn program(&self, place: &Place, args: [&str; 3]) -> Program {
+    fn program(&self, place: &Place, args: [&str; 4]) -> Program {
         Program::new(self.dir.path().join("taken"), place).args(args)
     }
 
-    fn run(&self, place: &Place, args: [&str; 3]) -> Result<()> {
+    fn run(&self, place: &Place, args: [&str; 4]) -> Result<()> {
         let out = self.program(place, args).run(LIMIT)?;
         let ok = out.status.success() && out.stdout.contains("result ok");
         ensure!(
@@ -45,9 +45,10 @@ fn beside_one_that_does_nothing() -> Result<()> {
     let d = Daemon::start()?;
     let mut n = 0;
     for (how, amount) in HOW.iter().flat_map(|h| AMOUNTS.map(|a| (h, a))) {
-        for then in ["go", "kill", "early"] {
-            t.run(&Place::bare(), [how, amount, then])?;
-            t.run(&d.eager(), [how, amount, then])
+        for then in ["go", "quiet", "half", "kill", "early"] {
+            let by = if n % 2 == 0 { "exec" } else { "fork" };
+            t.run(&Place::bare(), [how, amount, then, by])?;
+            t.run(&d.eager(), [how, amount, then, by])
                 .with_context(|| d.picture())?;
             n += 1;
             let s = d.assert_promoted(2 * n, 30_000 * n)?;
@@ -66,11 +67,14 @@ fn beside_one_that_does_nothing() -> Result<()> {
 #[test]
 fn the_daemon_dies_meanwhile() -> Result<()> {
     let t = Taken::compile()?;
-    for how in HOW {
+    for (how, then) in HOW
+        .iter()
+        .flat_map(|h| ["go", "quiet", "half"].map(|t| (h, t)))
+    {
         let mut d = Daemon::start()?;
-        let gate = t.dir.path().join(how);
-        let p = t.program(&d.eager(), [how, AMOUNTS[1], "gate"]).arg(&gate);
-        let mut p = p.spawn()?;
+        let gate = t.dir.path().join(format!("{how}-{then}"));
+        let p = t.program(&d.eager(), [how, AMOUNTS[1], then, "exec"]);
+        let mut p = p.arg(&gate).spawn()?;
         p.line("ready", LIMIT).with_context(|| d.picture())?;
         ensure!(
             d.stats()?.taken_over == 0,
@@ -81,7 +85,13 @@ fn the_daemon_dies_meanwhile() -> Result<()> {
         std::fs::write(&gate, b"")?;
         let out = p.wait(LIMIT)?;
         let ok = out.stdout.contains("result ok");
-        ensure!(ok, "{how}: {}\n{}\n{}", out.status, out.stdout, out.stderr);
+        ensure!(
+            ok,
+            "{how}, {then}: {}\n{}\n{}",
+            out.status,
+            out.stdout,
+            out.stderr
+        );
     }
     Ok(())
 }

@@ -86,6 +86,7 @@ impl Client {
         match msg {
             ToShim::PeerGone { .. }
             | ToShim::LaneGone { .. }
+            | ToShim::TakenOver { .. }
             | ToShim::Command { op: op::GONE, .. } => self.missed.push(msg),
             ToShim::Command { conn, gen, op } => self.commands.add(conn, gen, op),
             _ => {}
@@ -120,7 +121,7 @@ impl Client {
     /// The control connection is gone.
     pub fn disconnect(&mut self) {
         let Some(c) = self.control.take() else { return };
-        c.cut();
+        c.over();
         for m in c.take_unsent() {
             self.keep(m);
         }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::unix::AsyncFd;
@@ -32,6 +32,9 @@ pub struct Control {
     notice: RefCell<Option<Notice>>,
     stuck_since: Cell<Option<Instant>>,
     cut: Cell<bool>,
+    /// False once it is cut although the process has not closed its end: for helpers that keep a copy of the socket,
+    /// and must not keep it open then.
+    pub lives: Arc<AtomicBool>,
     /// Something changed that the serving task should look at.
     pub wake: tokio::sync::Notify,
 }
@@ -45,6 +48,7 @@ impl Control {
             notice: RefCell::default(),
             stuck_since: Cell::new(None),
             cut: Cell::new(false),
+            lives: Arc::new(AtomicBool::new(true)),
             wake: tokio::sync::Notify::new(),
         })
     }
@@ -127,6 +131,22 @@ impl Control {
     pub fn cut(&self) {
         self.cut.set(true);
         self.wake.notify_one();
+    }
+
+    /// It is used no more. If the process still has its end, what it says from now on must not seem to be heard, and it
+    /// must see the end as soon as helpers give their copies up.
+    pub fn over(&self) {
+        self.cut();
+        let sock = self.sock.get_ref();
+        let mut p = [rustix::event::PollFd::new(
+            sock,
+            rustix::event::PollFlags::empty(),
+        )];
+        let _ = rustix::event::poll(&mut p, Some(&rustix::event::Timespec::default()));
+        if !p[0].revents().contains(rustix::event::PollFlags::HUP) {
+            self.lives.store(false, Relaxed); // (orders nothing: helpers look again)
+            let _ = rustix::net::shutdown(sock, rustix::net::Shutdown::Read);
+        }
     }
 
     pub fn is_cut(&self) -> bool {

@@ -29,6 +29,7 @@ pub struct Cgroup {
     clients: AtomicU32,
     dialing: AtomicU32,
     jobs: AtomicU32,
+    takeovers: AtomicU32,
     pub resume: tokio::sync::Notify,
 }
 
@@ -81,6 +82,22 @@ impl Cgroup {
         take(&self.dialing, self.limits.clients).then(|| Seat(self.clone()))
     }
 
+    /// May another lane whose other end leaves be brought to TCP for this cgroup? Counted until the guard is dropped.
+    pub fn takeover(self: &Arc<Self>) -> Option<TakeoverSeat> {
+        take(&self.takeovers, TAKEOVERS).then(|| TakeoverSeat(self.clone()))
+    }
+
+    /// Returns when a job may be started.
+    pub async fn unsaturated(&self) {
+        loop {
+            let resumed = self.resume.notified();
+            if !self.saturated() {
+                return;
+            }
+            resumed.await;
+        }
+    }
+
     /// Counts a helper job until the guard is dropped.
     pub fn job(self: &Arc<Self>) -> Job {
         self.jobs.fetch_add(1, Relaxed);
@@ -126,6 +143,19 @@ impl Drop for Seat {
     }
 }
 
+/// Most takeovers within the node that are under way for a cgroup. (Each takes two descriptors and three mappings.)
+const TAKEOVERS: u32 = 1024;
+
+/// A takeover of a cgroup.
+#[derive(Debug)]
+pub struct TakeoverSeat(Arc<Cgroup>);
+
+impl Drop for TakeoverSeat {
+    fn drop(&mut self) {
+        give(&self.0.takeovers);
+    }
+}
+
 /// A helper job of a cgroup.
 #[derive(Debug)]
 pub struct Job(Arc<Cgroup>);
@@ -165,6 +195,7 @@ impl Cgroups {
             clients: AtomicU32::new(0),
             dialing: AtomicU32::new(0),
             jobs: AtomicU32::new(0),
+            takeovers: AtomicU32::new(0),
             resume: tokio::sync::Notify::new(),
         });
         cgroups.insert(name.to_owned(), Arc::downgrade(&g));

@@ -150,8 +150,9 @@ impl<V: Provider> Core<V> {
         self.forget_across(who); // what it registered before
         let clients = &self.clients;
         let copy = self.peers.is_some().then(|| end.clone());
+        let cookie = end.cookie;
         let verdict = self.waiting.register(who, end, |c| alive(clients, c));
-        if let Verdict::Pair(other) | Verdict::Unproven(other) = verdict {
+        if let Verdict::Pair(other, _) | Verdict::Unproven(other) = verdict {
             self.forget_across(other);
         }
         match verdict {
@@ -167,9 +168,9 @@ impl<V: Provider> Core<V> {
                     self.decline(w, Reason::Unproven, Reason::Unproven, RETRY_UNPROVEN_MS);
                 }
             }
-            Verdict::Pair(other) => {
+            Verdict::Pair(other, its) => {
                 self.event(who.client, &format!("paired {shown}"));
-                self.pair([other, who]);
+                self.pair([other, who], [its, cookie]);
             }
         }
     }
@@ -206,7 +207,7 @@ impl<V: Provider> Core<V> {
     }
 
     /// Two ends are one connection: give them a lane.
-    fn pair(&mut self, ends: [ConnRef; 2]) {
+    fn pair(&mut self, ends: [ConnRef; 2], cookies: [u64; 2]) {
         let cgroup = |e: &ConnRef| self.clients.get(&e.client).map(|p| p.cgroup().clone());
         let (Some(a), Some(b)) = (cgroup(&ends[0]), cgroup(&ends[1])) else {
             return;
@@ -216,7 +217,10 @@ impl<V: Provider> Core<V> {
             .groups
             .connect(ends, [&a, &b], self.system.random(), &mut out)
         {
-            Ok(_) => {
+            Ok((id, slot, _)) => {
+                for (e, cookie) in ends.into_iter().zip(cookies) {
+                    self.groups.proven((id, slot), e, cookie);
+                }
                 self.counters.paired += 1;
                 self.act(out, Reason::Memory, RETRY_TROUBLE_MS);
             }

@@ -1,10 +1,12 @@
 //! Lanes within the node whose ends are brought to TCP by this daemon.
 
 use super::Core;
+use crate::clients::client::Client;
 use crate::clients::ids::{ClientId, ConnRef};
-use crate::clients::limits::Cgroup;
+use crate::clients::limits::{Cgroup, TakeoverSeat};
 use crate::lanes::groups::{Out, Violation};
 use crate::lanes::takeover::Takeover;
+use crate::os::fds::Foreign;
 use lane::num;
 use lane::proto::msg::ToShim;
 use lane::proto::reason::Reason;
@@ -15,8 +17,9 @@ use underpass_rdma::verbs::Provider;
 /// A takeover to be carried out, and what it was about.
 pub(crate) struct Ordered {
     pub takeover: Takeover,
-    /// Who asked for it pays for the helper.
+    /// The cgroup of the end pays for the helpers, because what it has may make them wait; who asked takes the seat.
     pub payer: Arc<Cgroup>,
+    pub seat: TakeoverSeat,
     pub at: (u64, u32),
     pub uses: u32,
     pub side: usize,
@@ -31,25 +34,37 @@ impl<V: Provider> Core<V> {
         (group, lane): (u64, u32),
         side: u8,
     ) -> Result<(), Violation> {
-        let Some(found) = self.groups.take_over(from, group, side, lane)? else {
+        // A forked child may do it for its parent's lane.
+        let owner = self.groups.owner(group, side).unwrap_or(from);
+        let family = |id| self.clients.get(&id).map(|p: &Client| p.family.ident);
+        if owner != from && (family(owner).is_none() || family(owner) != family(from)) {
+            return Err(Violation("a takeover for somebody else"));
+        }
+        let seat = self.clients.get(&from).and_then(|p| p.cgroup().takeover());
+        let Some(seat) = seat else {
+            return Ok(());
+        };
+        let Some(found) = self.groups.take_over(owner, group, side, lane)? else {
             return Ok(());
         };
         let (at, uses, side, who) = (found.at, found.uses, found.side, found.who);
-        let payer = self.clients.get(&from).map(|p| p.cgroup().clone());
         let sender = self.clients.get(&who.client).and_then(|p| {
             // (A process without a control connection could not see that this daemon has died.)
             let control = p.control.as_ref()?;
             let copy = rustix::io::fcntl_dupfd_cloexec(control.sock.get_ref().as_fd(), 0);
-            Some((p.proc_id, p.family.clone(), copy.ok()?))
+            let copy = Foreign::new(copy.ok()?);
+            Some((p, (copy, control.lives.clone())))
         });
-        let (Some(payer), Some((process, family, control))) = (payer, sender) else {
-            self.taken_over(at, uses, side, who);
+        let Some((p, control)) = sender else {
+            self.taken_over(at, uses, side, None);
             return Ok(());
         };
-        let system = self.system.clone();
+        let (payer, system) = (p.cgroup().clone(), self.system.clone());
+        let end = (p.proc_id, p.family.clone());
         self.takeovers.push(Ordered {
-            takeover: Takeover::new(found, (process, family), control, system),
+            takeover: Takeover::new(found, end, control, system),
             payer,
+            seat,
             at,
             uses,
             side,
@@ -58,9 +73,15 @@ impl<V: Provider> Core<V> {
         Ok(())
     }
 
-    /// A takeover is over, or came to nothing: its end may sleep until it is told.
-    pub(crate) fn taken_over(&mut self, at: (u64, u32), uses: u32, side: usize, who: ConnRef) {
-        if let Some(p) = self.clients.get_mut(&who.client) {
+    /// A takeover is over, or came to nothing. `told`: an end that may have seen it, and sleeps until it is told.
+    pub(crate) fn taken_over(
+        &mut self,
+        at: (u64, u32),
+        uses: u32,
+        side: usize,
+        told: Option<ConnRef>,
+    ) {
+        if let Some((p, who)) = told.and_then(|w| Some((self.clients.get_mut(&w.client)?, w))) {
             let msg = ToShim::TakenOver {
                 group: at.0,
                 side: num::tiny(side),

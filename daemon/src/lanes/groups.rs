@@ -39,6 +39,9 @@ pub struct Send {
 /// Shortest time from the failure of a link group to the next link group between the same clients.
 const FAILED: Duration = Duration::from_secs(10);
 
+/// Most link groups whose control words the daemon maps: a process may have 65,530 mappings (vm.max_map_count).
+const WORDS_MAX: usize = 16_384;
+
 /// What a call wants done.
 #[derive(Default)]
 pub struct Out {
@@ -111,6 +114,10 @@ struct Use {
     told: [bool; 2],
     /// Is what this end sends being taken over? Then the slot is not free yet.
     taken: [bool; 2],
+    /// When that was asked for last.
+    asked: [Option<Duration>; 2],
+    /// Within the node, the cookies of the sockets that were paired; 0: not known.
+    cookies: [u64; 2],
 }
 
 #[derive(Default)]
@@ -249,7 +256,8 @@ impl LinkGroups {
                 let clients = [pair.0, pair.1];
                 let mut side = 0;
                 let sides = areas.map(|first| {
-                    let words = (!remote).then(|| area::words(&first));
+                    let few = self.groups.len() < WORDS_MAX;
+                    let words = (!remote && few).then(|| area::words(&first));
                     let s = Side {
                         words: words.flatten(),
                         client: clients[side],

@@ -84,35 +84,38 @@ impl Process {
     }
 }
 
-/// A copy of a socket of this process: the one with this inode, which it probably has as descriptor `fd`. `None`: it has
-/// none, or we may not look (it may belong to another user, or have given up being dumpable). May take long.
-pub fn socket_of(of: ProcId, fd: Option<u32>, inode: u64) -> Option<Foreign> {
+/// A copy of a TCP socket of this process: the one with this cookie, which it has as descriptor `fd`, or, if that is not
+/// known, with this inode. `None`: it has none, or we may not look (it may belong to another user, or have given up being
+/// dumpable). Only the cookie is proof: the process says the rest itself, and may have become another program. May take
+/// long.
+pub fn socket_of(of: ProcId, fd: Option<u32>, inode: u64, cookie: u64) -> Option<Foreign> {
     let pid = Pid::from_raw(num::signed(of.pid))?;
     let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
     if proc::start_time(of.pid) != Some(of.start) {
         return None; // another process by now
     }
-    let get = |fd: u32| {
-        let none = rustix::process::PidfdGetfdFlags::empty();
-        let got = rustix::process::pidfd_getfd(&pidfd, num::signed(fd), none).ok()?;
-        let got = Foreign::new(got);
-        let is = rustix::fs::fstat(&got).is_ok_and(|s| s.st_ino == inode)
-            && sockopt::get::<i32>(got.as_fd(), libc::SOL_SOCKET, libc::SO_PROTOCOL)
-                .is_ok_and(|p| p.0 == libc::IPPROTO_TCP);
-        match is {
-            true => Some(got),
-            false => {
-                got.close();
-                None
-            }
+    let fd = match fd {
+        // (Before it is copied: the close of what is no socket may block.)
+        Some(fd) => proc::socket_at(of.pid, fd).map(|_| fd)?,
+        None => {
+            let all = proc::descriptors(of.pid)?;
+            all.into_iter().find(|(_, i)| *i == inode)?.0
         }
     };
-    let first = fd.and_then(get);
-    first.or_else(|| {
-        let all = proc::descriptors(of.pid)?;
-        let mut of = all.into_iter().filter(|(_, i)| *i == inode);
-        of.find_map(|(fd, _)| get(fd))
-    })
+    let none = rustix::process::PidfdGetfdFlags::empty();
+    let got = rustix::process::pidfd_getfd(&pidfd, num::signed(fd), none).ok()?;
+    let got = Foreign::new(got);
+    let is = sockopt::get::<i32>(got.as_fd(), libc::SOL_SOCKET, libc::SO_PROTOCOL)
+        .is_ok_and(|p| p.0 == libc::IPPROTO_TCP)
+        && sockopt::get::<u64>(got.as_fd(), libc::SOL_SOCKET, libc::SO_COOKIE)
+            .is_ok_and(|c| c.0 == cookie);
+    match is {
+        true => Some(got),
+        false => {
+            got.close();
+            None
+        }
+    }
 }
 
 /// Has this process ended?

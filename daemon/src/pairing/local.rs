@@ -20,8 +20,8 @@ use std::time::Duration;
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     Wait,
-    /// The other end of this connection, which had waited.
-    Pair(ConnRef),
+    /// The other end of this connection, which had waited, and its socket's cookie.
+    Pair(ConnRef, u64),
     /// The addresses fit, but nothing proves that it is one connection: neither end goes on waiting. The other
     /// end, which had waited.
     Unproven(ConnRef),
@@ -82,7 +82,7 @@ impl Waiting {
                 continue; // its connection is gone: look for another end
             }
             return if proven(&end, &peer) {
-                Verdict::Pair(other)
+                Verdict::Pair(other, peer.cookie)
             } else {
                 Verdict::Unproven(other)
             };
@@ -316,7 +316,7 @@ mod tests {
         );
         assert_eq!(
             w.register(who(2, 0), end(B, A, 2, 7), |_| true),
-            Verdict::Pair(who(1, 0))
+            Verdict::Pair(who(1, 0), 1)
         );
         assert!(w.is_empty() && w.tuples.is_empty() && w.bare.is_empty() && w.cookies.is_empty());
     }
@@ -340,7 +340,7 @@ mod tests {
         w.register(who(3, 0), end(B, A, 3, 7), |_| true);
         assert_eq!(
             w.register(who(1, 0), end(A, B, 1, 7), |_| true),
-            Verdict::Pair(who(3, 0))
+            Verdict::Pair(who(3, 0), 3)
         );
         assert_eq!(w.len(), 1);
     }
@@ -387,7 +387,10 @@ mod tests {
             Verdict::Wait,
             "fits nobody"
         );
-        assert_eq!(w.register(who(2, 0), s, |_| true), Verdict::Pair(who(1, 0)));
+        assert_eq!(
+            w.register(who(2, 0), s, |_| true),
+            Verdict::Pair(who(1, 0), 1)
+        );
         assert_eq!(w.len(), 1);
     }
 
@@ -454,7 +457,7 @@ mod tests {
         let alive = |c: &ConnRef| c.conn == 5;
         assert_eq!(
             w.register(who(2, 0), end(B, A, 2, 7), alive),
-            Verdict::Pair(who(1, 5))
+            Verdict::Pair(who(1, 5), 4)
         );
         w.register(who(1, 9), end(A, B, 1, 7), |_| true);
         w.sweep(|_| false);

@@ -8,29 +8,33 @@ pub(crate) async fn take_over(shared: Shared, ordered: Ordered) {
     let Ordered {
         mut takeover,
         payer,
+        seat,
         at,
         uses,
         side,
         who,
     } = ordered;
-    let brought = loop {
+    let end = loop {
+        payer.unsaturated().await;
         let job = payer.job();
-        let made = tokio::task::spawn_blocking(move || {
-            let step = takeover.step();
-            (takeover, step)
+        let made = tokio::task::spawn_blocking(move || match takeover.step() {
+            Step::Again(rest) => Ok((takeover, rest)),
+            // (What it has may block when it is dropped: here, not on the thread that serves everybody.)
+            Step::Over(end) => Err(end),
         });
         let made = made.await;
         drop(job);
         match made {
-            Ok((t, Step::Again(rest))) => {
+            Ok(Ok((t, rest))) => {
                 takeover = t;
                 tokio::time::sleep(rest).await;
             }
-            Ok((_, Step::Over(brought))) => break brought,
-            Err(_) => break false,
+            Ok(Err(end)) => break end,
+            Err(_) => break Default::default(),
         }
     };
+    drop(seat);
     let mut core = shared.borrow_mut();
-    core.counters.taken_over += u64::from(brought);
-    core.taken_over(at, uses, side, who);
+    core.counters.taken_over += u64::from(end.brought);
+    core.taken_over(at, uses, side, end.claimed.then_some(who));
 }

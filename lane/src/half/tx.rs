@@ -138,6 +138,11 @@ impl TxState {
         self.mode.load(Relaxed) == mode::ASK || self.held(m)
     }
 
+    /// Is it waiting for the remote node's answer to a switch?
+    pub fn asks(&self) -> bool {
+        self.mode.load(Relaxed) == mode::ASK
+    }
+
     fn ring_size(&self) -> u64 {
         let loc = self.loc.load(Relaxed).loc();
         loc.map_or(0, |l| l.bytes() as u64)
@@ -462,7 +467,8 @@ impl TxState {
         // SYNC space: full fence between our request and the look at the cursor; pairs with the fence between the
         // cursor and the look at the request in `RxState::consumed`.
         fence(SeqCst);
-        !self.is_up() || self.asked(m.peer_rx().word.load(Acquire)) || self.writable(m)
+        let asked = || !self.held(m) && self.asked(m.peer_rx().word.load(Acquire));
+        !self.is_up() || asked() || self.writable(m)
     }
 
     /// Is this the word of a receiver that asks for nothing?

@@ -369,13 +369,13 @@ fn across_nodes_with_nothing_read() {
 #[test]
 fn withdrawn() {
     let e = on_ring(false, 4);
-    e.rx.go_on(&e.memory());
+    assert!(e.rx.go_on(&e.memory()));
     assert_eq!(
         (mode_of(&e), word(&e)),
         (mode::RING, RxWord::new(FIRST, rx::READY))
     );
     assert_eq!(revoke(&e), Revoked::Pending);
-    e.rx.go_on(&e.memory());
+    assert!(e.rx.go_on(&e.memory()));
     assert_eq!(
         (mode_of(&e), word(&e)),
         (mode::RING, RxWord::new(FIRST, rx::READY))

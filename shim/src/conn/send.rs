@@ -338,7 +338,7 @@ impl Sending<'_> {
             }
             return Continue(());
         }
-        if !self.patient && !full && c.tx.awaits(m) {
+        if !self.patient && !full && c.tx.asks() {
             // Wait for the remote node's answer, once per switch, rather than return an EAGAIN that TCP would not
             // give.
             self.patient = true;

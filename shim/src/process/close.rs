@@ -1,7 +1,7 @@
 //! The close of a descriptor, and the end of a connection in this process.
 
 use super::remote;
-use super::shutdown::{flush, take_frame};
+use super::shutdown::{flush, take_frame, Flushed};
 use crate::promotion::{self, family};
 use crate::state::fdtab::{self, Fd};
 use crate::state::{attached, table, uring, waiters};
@@ -162,19 +162,16 @@ fn end(fd: i32, i: u32) {
         let for_no_time = remote::lingers_for_no_time(fd);
         // (Bytes that a reset would discard need not be sent.)
         let clean = !for_no_time && c.rx.ring_unread(&m) == 0;
-        // What a daemon has taken over it finishes without us. (It has a copy of the socket, and the FIN follows.)
-        let taken = c.tx.awaits(&m) && !daemon::has_ended();
-        let flushed = match taken {
-            true => Some(None),
-            false => flush(c, &m, &port, fd, clean),
-        };
+        // (What the daemon has taken over it finishes without us; it has a copy of the socket, and the FIN follows.)
+        let flushed = flush(c, &m, &port, fd, clean);
+        let late = flushed == Flushed::Late;
         // Close first, then look: a sender publishes first, then looks whether we have closed.
         c.rx.close(&m, &port, c.tx.tcp_pos.load(Relaxed));
         take_frame(c, &m, &port, true);
-        if flushed.is_none() && clean {
+        if late && clean {
             tcp::count_reset(c, fd, Reason::Stalled);
         }
-        let reset = flushed.is_none() || c.rx.ring_unread(&m) > 0;
+        let reset = late || c.rx.ring_unread(&m) > 0;
         if reset {
             // Unread bytes at close make it a reset, as in TCP (RFC 1122, 4.2.2.13), also after a SHUT_RD. So do
             // sent bytes that did not get onto TCP: the peer must not take the end for a clean one.
@@ -184,7 +181,12 @@ fn end(fd: i32, i: u32) {
         if reset || for_no_time || in_kernel() {
             c.rx.announce_reset(&m, &port);
         }
-        c.tx.shut(&m, &port, flushed.flatten());
+        match flushed {
+            Flushed::OnTcp(repeated) => c.tx.shut(&m, &port, repeated),
+            Flushed::Late => c.tx.shut(&m, &port, None),
+            Flushed::ByDaemon if reset || for_no_time => tcp::disconnect(fd), // not when it is done
+            Flushed::ByDaemon => {}
+        }
     }
     // Count before the entry disappears from readers' view, because telling the daemon takes time.
     table::table().iter().for_each(|t| t.count_ended(c));

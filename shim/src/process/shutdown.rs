@@ -14,29 +14,40 @@ use lane::family::{state, Conn};
 use lane::half::Memory;
 use lane::proto::reason::Reason;
 
-/// Puts on TCP what must be there before the FIN; `repeat` and the result are those of [`TxState::before_fin`]. None:
-/// the peer does not take it in time, and the connection is to be reset.
-///
-/// [`TxState::before_fin`]: lane::half::TxState::before_fin
-pub(super) fn flush(
-    c: &Conn,
-    m: &Memory,
-    port: &Sock,
-    fd: i32,
-    repeat: bool,
-) -> Option<Option<TcpPos>> {
+/// Result of [`flush`].
+#[derive(PartialEq, Eq)]
+pub(super) enum Flushed {
+    /// It is on TCP; as [`TxState::before_fin`](lane::half::TxState::before_fin) says.
+    OnTcp(Option<TcpPos>),
+    /// The daemon has taken the direction over, and does not leave it undone.
+    ByDaemon,
+    /// The peer does not take it in time, and the connection is to be reset.
+    Late,
+}
+
+/// Puts on TCP what must be there before the FIN; `repeat` is that of
+/// [`TxState::before_fin`](lane::half::TxState::before_fin).
+pub(super) fn flush(c: &Conn, m: &Memory, port: &Sock, fd: i32, repeat: bool) -> Flushed {
     let end = sys::now_ms() + promotion::LEAVE_MS;
     loop {
-        if daemon::has_ended() && c.tx.awaits(m) && c.tx.reclaim(m, port).is_err() {
-            return None;
+        if c.tx.awaits(m) {
+            if daemon::has_ended() && c.tx.reclaim(m, port).is_err() {
+                return Flushed::Late;
+            }
+            if c.tx.is_recorded(m) {
+                return Flushed::ByDaemon;
+            }
         }
         if let Poll::Ready(repeated) = c.tx.before_fin(m, port, repeat) {
-            return Some(repeated);
+            return Flushed::OnTcp(repeated);
         }
         if fd < 0 || sys::now_ms() >= end {
-            return None;
+            return Flushed::Late;
         }
-        let _ = sys::poll_ms(fd, libc::POLLOUT, 5);
+        let _ = match c.tx.awaits(m) {
+            true => sys::poll_ms(-1, 0, 1), // (a claim alone may be withdrawn)
+            false => sys::poll_ms(fd, libc::POLLOUT, 5),
+        };
     }
 }
 
@@ -104,10 +115,23 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
     };
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         if let Some(_g) = lock::lock(&c.tx.lock) {
-            let Some(repeated) = flush(c, &m, &port, fd, true) else {
-                drop(_g);
-                tcp::reset(c, fd, Reason::Stalled);
-                return Left::Kernel(how);
+            let repeated = match flush(c, &m, &port, fd, true) {
+                Flushed::OnTcp(repeated) => repeated,
+                Flushed::ByDaemon => {
+                    // The daemon shuts the socket down when it is done, or we do when we have the direction again.
+                    c.tx.shut.store(1, SeqCst);
+                    let _ = c.tx.look(&m, &port);
+                    promotion::shut_late(c, fd);
+                    return match how {
+                        libc::SHUT_RDWR => Left::Kernel(libc::SHUT_RD),
+                        _ => Left::Done(Ok(())),
+                    };
+                }
+                Flushed::Late => {
+                    drop(_g);
+                    tcp::reset(c, fd, Reason::Stalled);
+                    return Left::Kernel(how);
+                }
             };
             c.rx.announce_end(&m, &port, c.tx.tcp_pos.load(Relaxed));
             deaf();

@@ -1,7 +1,8 @@
 //! A connection leaves its lane because no lane can follow: for good (SCM_RIGHTS, descriptors out of reach), or while
 //! another program has it, too (exec, spawn).
 
-use super::{retire, takeover};
+use super::retire;
+use super::takeover::Asked;
 use crate::state::attached;
 use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
@@ -52,7 +53,7 @@ pub fn lend(i: u32, fd: i32) {
     table::lend(c);
     enter_inode(c, fd);
     begin(i, fd);
-    if step(i, fd, Reason::Left, false).is_none() {
+    if step(i, fd, Reason::Left).is_none() {
         l.leaving.store(fd + 1, Relaxed);
     }
 }
@@ -60,8 +61,9 @@ pub fn lend(i: u32, fd: i32) {
 /// Waits until the connections that were lent are on TCP: at most [`LEAVE_MS`] for all of them together.
 pub fn all_left() {
     let end = sys::now_ms() + LEAVE_MS;
-    for n in 0u32.. {
-        let late = sys::now_ms() > end;
+    let mut asked = Asked::default();
+    for n in 0.. {
+        let (late, due) = (sys::now_ms() > end, asked.is_due(n));
         let mut waits = None;
         table::each_fd(|_, i, c| {
             let l = table::local(i);
@@ -69,13 +71,13 @@ pub fn all_left() {
             if fd < 0 {
                 return;
             }
-            let left = step(i, fd, Reason::Left, false).is_some();
+            let left = step(i, fd, Reason::Left).is_some();
             match left || late {
                 true => l.leaving.store(0, Relaxed),
                 false => waits = Some((i, fd)),
             }
-            if !left && asks(n) {
-                takeover::ask(i);
+            if !left && due {
+                asked.ask(i);
             }
             if !left && late {
                 reset(c, fd, Reason::Stalled);
@@ -99,12 +101,13 @@ fn enter_inode(c: &Conn, fd: i32) {
 fn come_down(i: u32, fd: i32, why: Reason) -> bool {
     let end = sys::now_ms() + LEAVE_MS;
     begin(i, fd);
-    for n in 0u32.. {
-        if let Some(whole) = step(i, fd, why, n > ASK_AFTER) {
+    let mut asked = Asked::default();
+    for n in 0.. {
+        if let Some(whole) = step(i, fd, why) {
             return whole;
         }
-        if asks(n) {
-            takeover::ask(i);
+        if asked.is_due(n) {
+            asked.ask(i);
         }
         if sys::now_ms() > end {
             reset(table::conn(i), fd, Reason::Stalled);
@@ -115,16 +118,6 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
     false
 }
 
-/// Number of waits ([`await_peer`]) in which a peer that runs does its part by itself.
-const ASK_AFTER: u32 = 1;
-/// Number of waits after which the daemon is asked again: the peer was at work when it looked.
-const ASK_AGAIN: u32 = 100;
-
-/// Is it time to ask the daemon for the peer's part, after so many waits?
-fn asks(n: u32) -> bool {
-    n % ASK_AGAIN == ASK_AFTER
-}
-
 fn begin(i: u32, fd: i32) {
     let (c, l) = (table::conn(i), table::local(i));
     if let Some((group, m)) = attached::of(c, l) {
@@ -133,8 +126,7 @@ fn begin(i: u32, fd: i32) {
 }
 
 /// One attempt. `None`: something has yet to happen at the peer, or to TCP's buffer. Otherwise the result of [`leave`].
-/// `asked`: the daemon may be doing the peer's part, so the revocation stands.
-fn step(i: u32, fd: i32, why: Reason, asked: bool) -> Option<bool> {
+fn step(i: u32, fd: i32, why: Reason) -> Option<bool> {
     let (c, l) = (table::conn(i), table::local(i));
     let Some((group, m)) = attached::of(c, l) else {
         return Some(true);
@@ -157,13 +149,13 @@ fn step(i: u32, fd: i32, why: Reason, asked: bool) -> Option<bool> {
             Err(r) => (true, Some(r)),
         }
     };
-    if why == Reason::Option && !asked && (stuck.is_some() || !rx_done) && is_over(c, l, group, fd)
-    {
+    if why == Reason::Option && (stuck.is_some() || !rx_done) && is_over(c, l, group, fd) {
         // The bytes that the peer has left are only on the ring: they are read there, and then the end is
-        // reported.
+        // reported. (Unless the daemon is bringing them to TCP.)
         let _g = lock::lock(&c.rx.lock);
-        c.rx.go_on(&m);
-        return Some(false);
+        if c.rx.go_on(&m) {
+            return Some(false);
+        }
     }
     if let Some(r) = stuck {
         reset(c, fd, r);

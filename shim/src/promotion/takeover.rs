@@ -1,26 +1,56 @@
 //! Lanes within the node whose sending direction the daemon brings to TCP, because the other end leaves and this one
 //! does nothing (`lane::half::tx::takeover`).
 
-use super::{has, retire};
+use super::{has, remote, retire};
 use crate::state::groups::LinkGroup;
-use crate::state::{attached, table, waiters};
-use crate::sys::{lock, pids};
+use crate::state::table::{self, Local};
+use crate::state::{attached, waiters};
+use crate::sys::lock;
 use crate::tcp::port::Sock;
+use crate::tcp::probes;
 use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
 use lane::family::{state, Conn};
+use lane::half::Memory;
+use lane::proto::reason::Reason;
 
-/// We leave this lane, and the other end's ring is not on TCP: asks the daemon to bring it there, if it is within the
-/// node and ours.
-pub fn ask(i: u32) {
+/// Number of waits in which a peer that runs does its part by itself.
+const ASK_AFTER: u32 = 1;
+/// Number of waits after which the daemon is asked again: the peer was at work when it looked.
+const ASK_AGAIN: u32 = 100;
+
+/// When the daemon was asked.
+#[derive(Default)]
+pub struct Asked(Option<u32>);
+
+impl Asked {
+    /// After `n` waits: is the daemon to be asked now?
+    pub fn is_due(&mut self, n: u32) -> bool {
+        let due = self.0.map_or(ASK_AFTER, |last| last + ASK_AGAIN);
+        // (A child that was just forked is greeted meanwhile. A vfork child has the parent's connection.)
+        let is = n >= due && (table::is_vfork_child() || daemon::ensure());
+        if is {
+            self.0 = Some(n);
+        }
+        is
+    }
+
+    /// We leave this lane, and what its other end sends is not on TCP: asks the daemon to bring it there.
+    pub fn ask(&mut self, i: u32) {
+        if !ask(i) {
+            self.0 = None; // again after the next wait
+        }
+    }
+}
+
+/// Asks about one lane, if it is within the node. False: the daemon could not be asked.
+fn ask(i: u32) -> bool {
     let c = table::conn(i);
-    let Some((group, _)) = attached::of(c, table::local(i)) else {
-        return;
-    };
-    // (On behalf of another process the daemon would not do it.)
-    let ours = c.owner_pid.load(Relaxed) == pids::me();
-    if ours && !group.is_remote() && c.rx.engaged() {
-        daemon::take_over(group, c.lane.load(Relaxed));
+    match attached::of(c, table::local(i)) {
+        Some((group, _)) if !group.is_remote() && c.rx.engaged() => {
+            daemon::take_over(group, c.lane.load(Relaxed))
+        }
+        _ => true,
     }
 }
 
@@ -34,32 +64,45 @@ pub fn given_back(group: &LinkGroup, lane_no: u32, i: u32, gen: u32) {
         return;
     }
     if let Some((group, m)) = attached::of(c, l) {
-        let fd = l.fd.load(Relaxed);
-        if let Some(_g) = lock::lock(&c.tx.lock) {
-            let _ = c.tx.look(&m, &Sock { fd, group });
-        }
+        let _ = take_back(c, l, (group, &m));
     }
     retire::retire(i, c); // (the other end may have left meanwhile)
     waiters::look(i);
     sets::notify(i);
 }
 
-/// If the daemon has ended while it had this connection's direction: goes on with it. Called with no lock held.
+/// The daemon has given the direction back, or has ended: goes on with it.
+fn take_back(c: &Conn, l: &Local, (group, m): (&LinkGroup, &Memory)) -> Result<(), Reason> {
+    let fd = l.fd.load(Relaxed);
+    let port = Sock { fd, group };
+    let Some(_g) = lock::lock(&c.tx.lock) else {
+        return Ok(());
+    };
+    let was = c.tx.is_up();
+    let step = match c.tx.awaits(m) && daemon::has_ended() {
+        true => c.tx.reclaim(m, &port),
+        false => c.tx.look(m, &port),
+    };
+    if was && !c.tx.is_up() {
+        probes::went_down(c);
+    }
+    remote::shut_late(c, fd);
+    step.map(drop)
+}
+
+/// If the daemon has ended while it had this connection's direction, or has just given it back: goes on with it. Called
+/// with no lock held.
 pub fn reclaim(i: u32, c: &Conn) {
     let l = table::local(i);
     let Some((group, m)) = attached::of(c, l).filter(|(g, _)| !g.is_remote()) else {
         return;
     };
-    if !daemon::has_ended() || !c.tx.awaits(&m) {
+    let orphaned = || c.tx.awaits(&m) && daemon::has_ended();
+    if !c.tx.is_through(&m) && !orphaned() {
         return;
     }
-    let fd = l.fd.load(Relaxed);
-    let failed = match lock::lock(&c.tx.lock) {
-        Some(_g) => c.tx.reclaim(&m, &Sock { fd, group }).err(),
-        None => None,
-    };
-    if let Some(r) = failed {
-        crate::tcp::reset(c, fd, r);
+    if let Err(r) = take_back(c, l, (group, &m)) {
+        crate::tcp::reset(c, l.fd.load(Relaxed), r);
     }
     waiters::look(i);
     sets::notify(i);

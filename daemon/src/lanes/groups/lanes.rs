@@ -73,6 +73,8 @@ impl LinkGroups {
             held: pair.1.is_remote(),
             told: [false; 2],
             taken: [false; 2],
+            asked: [None; 2],
+            cookies: [0; 2],
         });
         for (side, e) in ends.iter().enumerate() {
             self.by_conn.insert(
@@ -255,7 +257,7 @@ impl LinkGroups {
     }
 
     /// The present use of a slot.
-    fn slot(l: &mut LinkGroup, slot: u32) -> Option<&mut Use> {
+    pub(super) fn slot(l: &mut LinkGroup, slot: u32) -> Option<&mut Use> {
         l.slots.get_mut(slot as usize)?.now.as_mut()
     }
 

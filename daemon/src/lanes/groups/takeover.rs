@@ -5,6 +5,7 @@ use super::{LinkGroups, Out, Violation};
 use crate::clients::ids::{ClientId, ConnRef};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 use underpass_rdma::verbs::Mapping;
 
 /// A direction to be taken over.
@@ -21,9 +22,31 @@ pub(crate) struct Found {
     /// The receiver's first file.
     pub peer: Arc<OwnedFd>,
     pub tag: u64,
+    /// The cookie of the end's socket.
+    pub cookie: u64,
 }
 
+/// Shortest time between two takeovers of a direction: each one costs its end a message.
+const AGAIN: Duration = Duration::from_millis(50);
+
 impl LinkGroups {
+    /// Notes the cookie of an end's socket, as it was when it was paired.
+    pub(crate) fn proven(&mut self, at: (u64, u32), who: ConnRef, cookie: u64) {
+        let group = self.groups.get_mut(&at.0);
+        let Some(u) = group.and_then(|g| Self::slot(g, at.1)) else {
+            return;
+        };
+        if let Some(side) = u.ends.iter().position(|e| *e == who) {
+            u.cookies[side] = cookie;
+        }
+    }
+
+    /// The client at this side of a link group.
+    pub(crate) fn owner(&self, id: u64, side: u8) -> Option<ClientId> {
+        let group = self.groups.get(&id)?;
+        Some(group.sides.get(usize::from(side))?.client)
+    }
+
     /// An end leaves, and asks that what the other end sends be taken over. `None`: that is under way, or there is
     /// nothing to take over.
     pub(crate) fn take_over(
@@ -33,6 +56,7 @@ impl LinkGroups {
         side: u8,
         lane: u32,
     ) -> Result<Option<Found>, Violation> {
+        let now = self.clock.now();
         let Some(group) = Self::find(&mut self.groups, from, id, side)? else {
             return Ok(None);
         };
@@ -45,11 +69,16 @@ impl LinkGroups {
             return Err(Violation("a takeover on a lane that does not exist"));
         };
         let uses = slot.uses;
-        let free = |u: &&mut super::Use| u.offered && !u.done[other] && !u.taken[other];
+        let free = |u: &&mut super::Use| {
+            let soon = u.asked[other].is_some_and(|t| now.saturating_sub(t) < AGAIN);
+            let idle = !u.taken[other] && !soon && u.cookies[other] != 0;
+            u.offered && !u.done[other] && idle
+        };
         let (Some(u), Some(words)) = (slot.now.as_mut().filter(free), &sides[other].words) else {
             return Ok(None);
         };
         u.taken[other] = true;
+        u.asked[other] = Some(now);
         let files = sides[other].chunks().map(|c| (c.fd.clone(), c.bytes));
         Ok(Some(Found {
             at: (id, lane),
@@ -60,6 +89,7 @@ impl LinkGroups {
             files: files.collect(),
             peer: sides[usize::from(side)].first.fd.clone(),
             tag: u.tag,
+            cookie: u.cookies[other],
         }))
     }
 

@@ -129,8 +129,17 @@ fn a_slot_that_is_taken_over() {
     let mut w = World::new(10, u64::MAX);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
     let (group, mut out) = (w.offers[0].1, Out::default());
-    let mut ask = |w: &mut World, from, side| w.groups.take_over(ClientId(from), group, side, 0);
+    let ask = |w: &mut World, from, side| w.groups.take_over(ClientId(from), group, side, 0);
+    assert!(
+        ask(&mut w, 2, 1).unwrap().is_none(),
+        "nothing proves its socket"
+    );
+    w.groups.proven((group, 0), end(1, 0), 77);
     let found = ask(&mut w, 2, 1).unwrap().expect("end 1's");
+    assert_eq!(
+        (found.cookie, w.groups.owner(group, 1)),
+        (77, Some(ClientId(2)))
+    );
     assert_eq!((found.who, found.side, found.uses), (end(1, 0), 0, 0));
     assert_eq!((found.files.len(), found.words.len()), (1, CONTROL_BYTES));
     assert!(ask(&mut w, 2, 1).unwrap().is_none(), "it is under way");

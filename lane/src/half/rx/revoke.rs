@@ -36,7 +36,10 @@ impl RxState {
                             _ if self.is_assured(m, takeover::DOWN) => {}
                             _ if m.is_remote() && there() => {}
                             tx::BROKEN => return Ok(Revoked::Impossible),
-                            _ => return Ok(Revoked::Pending),
+                            _ => {
+                                self.ask_for_the_rest(m, port);
+                                return Ok(Revoked::Pending);
+                            }
                         }
                     }
                     self.begin_skip(cursor)?;
@@ -116,14 +119,39 @@ impl RxState {
         !m.is_remote() && word == TakeoverWord::new(self.epoch.load(Relaxed), what)
     }
 
-    /// On one node, if the sender is gone and will not answer: withdraws the revocation, because what is unread is
-    /// only on the ring.
-    pub fn go_on(&self, m: &Memory) {
-        if self.mode.load(Relaxed) == mode::REVOKING {
-            let word = RxWord::new(self.epoch.load(Relaxed), rx::READY);
-            self.mode.store(self.revoked_mode.load(Relaxed), Relaxed);
-            m.own_rx().word.store(word, SeqCst);
+    /// On one node, a frame was taken and its sender does not finish what it announces: shows a daemon that this end
+    /// leaves. (The sender only goes on with what it has begun.)
+    fn ask_for_the_rest(&self, m: &Memory, port: &impl Port) {
+        let word = m.own_rx().word.load(Relaxed);
+        if !m.is_remote() && !word.has(rx::REVOKED) {
+            m.own_rx().revoked.store(self.cursor.load(Relaxed), Relaxed);
+            m.own_rx().word.store(word.with(rx::REVOKED), SeqCst); // releases `revoked`
+            m.publish(port);
         }
+    }
+
+    /// On one node, if the sender is gone and will not answer: withdraws the revocation, because what is unread is
+    /// only on the ring. False: a daemon has taken the direction over, and brings it to TCP.
+    pub fn go_on(&self, m: &Memory) -> bool {
+        let now = self.mode.load(Relaxed);
+        if !matches!(now, mode::REVOKING | mode::LAST) {
+            return true;
+        }
+        let epoch = self.epoch.load(Relaxed);
+        m.own_rx().word.store(RxWord::new(epoch, rx::READY), SeqCst);
+        // SYNC withdraw: we have withdrawn, now we look; the daemon claims, then looks at our word (`TxState::adopt`).
+        fence(SeqCst);
+        let word = m.peer_daemon().takeover.load(Acquire);
+        let taken = takeover::TAKEN..takeover::DONE;
+        if !m.is_remote() && word.epoch() == epoch && taken.contains(&word.phase()) {
+            let revoked = RxWord::new(epoch, rx::READY | rx::REVOKED);
+            m.own_rx().word.store(revoked, SeqCst);
+            return false;
+        }
+        if now == mode::REVOKING {
+            self.mode.store(self.revoked_mode.load(Relaxed), Relaxed);
+        }
+        true
     }
 
     /// The connection is reset: TCP reports everything that remains to be reported.

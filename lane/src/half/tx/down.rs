@@ -246,7 +246,7 @@ impl TxState {
     /// everything on TCP.
     pub fn shut(&self, m: &Memory, port: &impl Port, repeated: Option<TcpPos>) {
         let epoch = self.epoch.load(Relaxed);
-        if self.is_taken_over(m) {
+        if self.is_taken_over(m) && self.is_recorded(m) {
             return;
         }
         if self.is_up() {

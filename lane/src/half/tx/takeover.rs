@@ -127,8 +127,20 @@ impl TxState {
         under_way(self.takeover_phase(m))
     }
 
+    /// Has a daemon taken the direction over and recorded what it does? It will not give it back before that is done. (A
+    /// claim alone may be withdrawn, and an end that has the lock may see one.)
+    pub fn is_recorded(&self, m: &Memory) -> bool {
+        (takeover::DOWN..takeover::DONE).contains(&self.takeover_phase(m))
+    }
+
+    /// For the daemon: are its own bytes the last ones that the kernel has taken? (If not, the connection is another one.)
+    pub fn is_alone(&self, m: &Memory, port: &impl Port) -> bool {
+        let kernel = Self::kernel_position(m, port);
+        kernel.is_none_or(|k| k == self.tcp_pos.load(Relaxed))
+    }
+
     /// Has a takeover of this epoch finished, without the end having taken the direction back yet?
-    pub(super) fn is_through(&self, m: &Memory) -> bool {
+    pub fn is_through(&self, m: &Memory) -> bool {
         self.takeover_phase(m) == takeover::DONE
     }
 
@@ -177,6 +189,7 @@ impl TxState {
         if !matches!(phase, tx::UP | tx::DOWNING) {
             return Ok(Adopted::Tcp);
         }
+        // SYNC withdraw: we have claimed, with a fence in `claim`, and look whether the receiver still revokes.
         let word = m.peer_rx().word.load(Acquire);
         let ours = word.epoch() == epoch;
         if !m.is_remote() && phase == tx::UP && !(ours && word.has(rx::REVOKED)) {
@@ -207,6 +220,15 @@ impl TxState {
         self.mode.store(mode::RING, Relaxed);
         if self.loc.load(Relaxed).loc().is_none() || self.unread(m)? > self.backlog_max() {
             return Err(Reason::Hostile);
+        }
+        if self
+            .loc
+            .load(Relaxed)
+            .loc()
+            .and_then(|l| m.own.ring(l))
+            .is_none()
+        {
+            return Err(Reason::Internal); // it lies in memory that we do not have
         }
         let kernel = Self::kernel_position(m, port).ok_or(Reason::NotEstablished)?;
         let begun = kernel.checked_since(tcp_pos).ok_or(Reason::Sync)?;
