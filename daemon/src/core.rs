@@ -312,7 +312,7 @@ impl<V: Provider> Core<V> {
         if control.is_some_and(|c| !Rc::ptr_eq(c, present)) {
             return;
         }
-        p.disconnect();
+        p.disconnect(control.is_none());
         self.connected -= 1;
         self.event(id, "disconnected");
         self.waiting.remove_client(id);

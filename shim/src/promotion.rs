@@ -22,7 +22,7 @@ pub use leave::{all_left, leave, lend, yield_lane, LEAVE_MS};
 pub use register::{daemon_lost, declined};
 pub use remote::{greeted, shut_late};
 pub use retire::{end_lane, lane_gone, yielded};
-pub use takeover::given_back;
+pub use takeover::{given_back, is_orphaned};
 
 use crate::state::groups::LinkGroup;
 use crate::state::table::{self, set_reason, Local};
@@ -478,17 +478,20 @@ pub fn service(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
     !c.tx.has_work(m) || attend_slow(c, group, m, fd)
 }
 
+/// Under the lock: is the connection, which was looked up without it, still on this lane? (It may be closed by now, and
+/// the entry may be another one's.)
+fn is_still(c: &Conn, group: &LinkGroup, m: &Memory) -> bool {
+    c.flags.load(Relaxed) & flag::LANE != 0
+        && c.group.load(Relaxed) == group.id.load(Relaxed)
+        && Memory::new(&group.own, &group.peer, c.lane.load(Relaxed))
+            .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()))
+}
+
 #[cold]
 fn attend_slow(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
     let g = lock::try_or_inherit(&c.tx.lock);
     if g.is_some() {
-        // The connection was looked up without the lock: it may be closed by now, and the entry may be another
-        // one's.
-        let same = c.flags.load(Relaxed) & flag::LANE != 0
-            && c.group.load(Relaxed) == group.id.load(Relaxed)
-            && Memory::new(&group.own, &group.peer, c.lane.load(Relaxed))
-                .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()));
-        if !same {
+        if !is_still(c, group, m) {
             return true;
         }
         let was = c.tx.is_up();

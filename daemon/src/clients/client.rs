@@ -118,10 +118,13 @@ impl Client {
         self.resets.once_more(now, RESETS_MAX)
     }
 
-    /// The control connection is gone.
-    pub fn disconnect(&mut self) {
+    /// The control connection is gone. `ended`: and the process.
+    pub fn disconnect(&mut self, ended: bool) {
         let Some(c) = self.control.take() else { return };
-        c.over();
+        match ended {
+            true => c.cut(), // (helpers go on for it)
+            false => c.over(),
+        }
         for m in c.take_unsent() {
             self.keep(m);
         }

@@ -9,11 +9,15 @@ use crate::os::fds::Foreign;
 use crate::os::process::{is_gone, socket_of, ProcId};
 use crate::os::system::System;
 use lane::abi::{rx, tx, TxWord, CONTROL_BYTES};
-use lane::family::state;
+use lane::family::{state, View};
 use lane::half::tx::{claim, is_done, mode, release, Adopted};
 use lane::half::{Area, Memory, Port, TxState};
+use std::cmp::Ordering;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Relaxed},
+};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use underpass_rdma::verbs::{Mapping, Memory as _};
@@ -183,7 +187,7 @@ pub(crate) struct Takeover {
     family: Arc<Family>,
     /// A copy of the process's control connection: as long as it is open, the process does not take us for dead. The
     /// connection itself lives as long as the flag says.
-    control: (Foreign, Arc<AtomicBool>),
+    control: Option<(Foreign, Arc<AtomicBool>)>,
     system: Arc<dyn System>,
     began: Instant,
     areas: Option<Areas>,
@@ -201,7 +205,7 @@ impl Takeover {
             found,
             process,
             family,
-            control,
+            control: Some(control),
             system,
             began: Instant::now(),
             areas: None,
@@ -233,7 +237,8 @@ impl Takeover {
 
     /// Is the process's control connection no more? Then the process goes on with the direction when it sees that.
     fn is_cut(&self) -> bool {
-        !self.control.1.load(Relaxed)
+        let lives = self.control.as_ref().map(|c| &c.1);
+        lives.is_some_and(|l| !l.load(Relaxed))
     }
 
     /// Takes the direction, if its end does nothing.
@@ -302,11 +307,13 @@ impl Takeover {
         )
     }
 
-    /// Has the end closed, or its process ended?
+    /// Has the end closed, or its process ended, and nobody else may go on with it?
     fn is_orphan(&self) -> bool {
         let view = self.family.view(self.found.who.conn);
-        let open = view.is_some_and(|v| v.gen == self.found.who.gen && v.state == state::OPEN);
-        !open || is_gone(self.process)
+        let open = view.filter(|v| v.gen == self.found.who.gen && v.state == state::OPEN);
+        // (Holders are not asked whether they live.)
+        let alone = |v: View| v.forks == 0 && v.holders.len() <= 1;
+        open.is_none_or(|v| alone(v) && is_gone(self.process))
     }
 
     /// Puts on TCP as much as it takes.
@@ -319,15 +326,26 @@ impl Takeover {
             brought: false,
         };
         if self.is_cut() {
-            h.sock.close();
-            return Step::Over(end);
+            if !self.is_orphan() {
+                h.sock.close();
+                return Step::Over(end);
+            }
+            self.control = None; // nobody else has the rest
         }
         let before = h.tx.tcp_pos.load(Relaxed);
         let port = self.port(areas, &h.sock);
-        if !h.tx.is_alone(&m, &port) {
-            // Somebody else has sent there: it is another connection, or the stream is lost.
-            tracing::debug!("a direction that was taken over is not ours any more");
-            return self.give_back(&m, h, end);
+        let taken = h.tx.taken_by_kernel(&m, &port);
+        if taken != Ordering::Equal {
+            tracing::debug!(
+                ?taken,
+                "a direction that was taken over is not ours any more"
+            );
+            if taken == Ordering::Greater {
+                disconnect(h.sock.as_fd()); // the stream is lost
+            }
+            h.sock.close();
+            h.tx.give_back(&m, h.tx.epoch.load(Relaxed));
+            return Step::Over(end);
         }
         let failed = h.tx.down(&m, &port).err();
         if failed.is_none() && h.tx.mode.load(Relaxed) != mode::TCP {

@@ -84,8 +84,8 @@ impl Process {
     }
 }
 
-/// A copy of a TCP socket of this process: the one with this cookie, which it has as descriptor `fd`, or, if that is not
-/// known, with this inode. `None`: it has none, or we may not look (it may belong to another user, or have given up being
+/// A copy of a TCP socket of this process: the one with this cookie, which it may have as descriptor `fd`, and has with
+/// this inode. `None`: it has none, or we may not look (it may belong to another user, or have given up being
 /// dumpable). Only the cookie is proof: the process says the rest itself, and may have become another program. May take
 /// long.
 pub fn socket_of(of: ProcId, fd: Option<u32>, inode: u64, cookie: u64) -> Option<Foreign> {
@@ -94,14 +94,12 @@ pub fn socket_of(of: ProcId, fd: Option<u32>, inode: u64, cookie: u64) -> Option
     if proc::start_time(of.pid) != Some(of.start) {
         return None; // another process by now
     }
-    let fd = match fd {
-        // (Before it is copied: the close of what is no socket may block.)
-        Some(fd) => proc::socket_at(of.pid, fd).map(|_| fd)?,
-        None => {
-            let all = proc::descriptors(of.pid)?;
-            all.into_iter().find(|(_, i)| *i == inode)?.0
-        }
-    };
+    // (Before it is copied: the close of what is no socket may block.)
+    let fd = fd.filter(|fd| proc::socket_at(of.pid, *fd) == Some(inode));
+    let fd = fd.or_else(|| {
+        let all = proc::descriptors(of.pid)?;
+        Some(all.into_iter().find(|(_, i)| *i == inode)?.0)
+    })?;
     let none = rustix::process::PidfdGetfdFlags::empty();
     let got = rustix::process::pidfd_getfd(&pidfd, num::signed(fd), none).ok()?;
     let got = Foreign::new(got);

@@ -264,6 +264,9 @@ impl TxState {
     /// Is there enough space for poll to report it? The limit is a quarter of the ring; the kernel's is a third of
     /// the send buffer (`sk_stream_is_writeable`).
     pub fn writable(&self, m: &Memory) -> bool {
+        if self.shut.load(Relaxed) != 0 {
+            return true; // the next send is told
+        }
         if self.held(m) {
             return false; // the daemon rings when it is done
         }

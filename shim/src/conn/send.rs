@@ -268,6 +268,9 @@ impl Sending<'_> {
         if !self.call.current(c, l) {
             return Break(closed(self.total));
         }
+        if c.tx.shut.load(Relaxed) != 0 {
+            return Break(self.ended()); // by another thread meanwhile
+        }
         let fd = l.fd.load(Relaxed);
         let was = c.tx.is_up();
         let s = c.tx.send(m, &Sock { fd, group }, &mut self.iov);

@@ -178,13 +178,14 @@ fn end(fd: i32, i: u32) {
             let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_AT_CLOSE);
         }
         let in_kernel = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
-        if reset || for_no_time || in_kernel() {
+        let reset = reset || for_no_time || in_kernel();
+        if reset {
             c.rx.announce_reset(&m, &port);
         }
         match flushed {
             Flushed::OnTcp(repeated) => c.tx.shut(&m, &port, repeated),
             Flushed::Late => c.tx.shut(&m, &port, None),
-            Flushed::ByDaemon if reset || for_no_time => tcp::disconnect(fd), // not when it is done
+            Flushed::ByDaemon if reset => tcp::disconnect(fd), // not when it is done
             Flushed::ByDaemon => {}
         }
     }

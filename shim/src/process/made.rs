@@ -63,6 +63,7 @@ pub fn connected(fd: i32, i: u32, unspec: bool) {
     if unspec {
         // From now on, the socket is another connection, whose counts continue: it stays on TCP.
         table::disqualify(c, Reason::NotEstablished);
+        c.tx.shut.store(0, Relaxed); // (of the connection before)
         waiters::look(i);
         return;
     }

@@ -5,8 +5,8 @@ use crate::promotion;
 use crate::readiness::wait;
 use crate::state::{attached, table, waiters};
 use crate::sys::{self, lock};
+use crate::tcp;
 use crate::tcp::port::{self, Sock};
-use crate::{daemon, tcp};
 use core::sync::atomic::Ordering::*;
 use core::task::Poll;
 use lane::abi::TcpPos;
@@ -31,7 +31,7 @@ pub(super) fn flush(c: &Conn, m: &Memory, port: &Sock, fd: i32, repeat: bool) ->
     let end = sys::now_ms() + promotion::LEAVE_MS;
     loop {
         if c.tx.awaits(m) {
-            if daemon::has_ended() && c.tx.reclaim(m, port).is_err() {
+            if promotion::is_orphaned(c) && c.tx.reclaim(m, port).is_err() {
                 return Flushed::Late;
             }
             if c.tx.is_recorded(m) {

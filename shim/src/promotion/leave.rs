@@ -136,7 +136,11 @@ fn step(i: u32, fd: i32, why: Reason) -> Option<bool> {
         let Some(_g) = lock::lock(&c.tx.lock) else {
             return Some(false);
         };
-        !matches!(c.tx.come_down(&m, &port), Ok(Progress::Blocked))
+        let done = !matches!(c.tx.come_down(&m, &port), Ok(Progress::Blocked));
+        if !group.is_remote() {
+            super::shut_late(c, fd);
+        }
+        done
     };
     let (rx_done, stuck) = {
         let Some(_g) = lock::lock(&c.rx.lock) else {
@@ -153,9 +157,10 @@ fn step(i: u32, fd: i32, why: Reason) -> Option<bool> {
         // The bytes that the peer has left are only on the ring: they are read there, and then the end is
         // reported. (Unless the daemon is bringing them to TCP.)
         let _g = lock::lock(&c.rx.lock);
-        if c.rx.go_on(&m) {
-            return Some(false);
-        }
+        return match c.rx.go_on(&m) {
+            true => Some(false),
+            false => None,
+        };
     }
     if let Some(r) = stuck {
         reset(c, fd, r);
@@ -175,8 +180,9 @@ fn await_peer(i: u32, fd: i32) {
     if let Some((group, _)) = attached::of(c, l) {
         port::ring(group);
     }
-    let on_tcp = c.tx.mode.load(Relaxed) == tx::mode::TCP;
-    let _ = sys::poll_ms(fd, if on_tcp { 0 } else { libc::POLLOUT }, 1);
+    let waits = c.tx.mode.load(Relaxed) == tx::mode::TCP
+        || attached::of(c, l).is_some_and(|(_, m)| c.tx.awaits(&m));
+    let _ = sys::poll_ms(fd, if waits { 0 } else { libc::POLLOUT }, 1);
     // The peer's end may be a lane of this same process: do that end's part, too.
     table::each(|k, other| {
         if k != i {

@@ -1,11 +1,11 @@
 //! Lanes within the node whose sending direction the daemon brings to TCP, because the other end leaves and this one
 //! does nothing (`lane::half::tx::takeover`).
 
-use super::{has, remote, retire};
+use super::{has, is_still, remote, retire};
 use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::state::{attached, waiters};
-use crate::sys::lock;
+use crate::sys::{lock, pids};
 use crate::tcp::port::Sock;
 use crate::tcp::probes;
 use crate::{daemon, sets};
@@ -73,13 +73,16 @@ pub fn given_back(group: &LinkGroup, lane_no: u32, i: u32, gen: u32) {
 
 /// The daemon has given the direction back, or has ended: goes on with it.
 fn take_back(c: &Conn, l: &Local, (group, m): (&LinkGroup, &Memory)) -> Result<(), Reason> {
-    let fd = l.fd.load(Relaxed);
-    let port = Sock { fd, group };
     let Some(_g) = lock::lock(&c.tx.lock) else {
         return Ok(());
     };
+    let fd = l.fd.load(Relaxed);
+    if !is_still(c, group, m) || !table::is_at(c, fd) {
+        return Ok(()); // closed meanwhile
+    }
+    let port = Sock { fd, group };
     let was = c.tx.is_up();
-    let step = match c.tx.awaits(m) && daemon::has_ended() {
+    let step = match c.tx.awaits(m) && is_orphaned(c) {
         true => c.tx.reclaim(m, &port),
         false => c.tx.look(m, &port),
     };
@@ -90,6 +93,13 @@ fn take_back(c: &Conn, l: &Local, (group, m): (&LinkGroup, &Memory)) -> Result<(
     step.map(drop)
 }
 
+/// Has the daemon ended that was at work for the process whose lane it is? (What another process's control connection says
+/// counts for that one only, as long as it lives.)
+pub fn is_orphaned(c: &Conn) -> bool {
+    let owner = c.owner_pid.load(Relaxed);
+    daemon::has_ended() && (owner == pids::me() || pids::is_gone(owner))
+}
+
 /// If the daemon has ended while it had this connection's direction, or has just given it back: goes on with it. Called
 /// with no lock held.
 pub fn reclaim(i: u32, c: &Conn) {
@@ -97,7 +107,7 @@ pub fn reclaim(i: u32, c: &Conn) {
     let Some((group, m)) = attached::of(c, l).filter(|(g, _)| !g.is_remote()) else {
         return;
     };
-    let orphaned = || c.tx.awaits(&m) && daemon::has_ended();
+    let orphaned = || c.tx.awaits(&m) && is_orphaned(c);
     if !c.tx.is_through(&m) && !orphaned() {
         return;
     }

@@ -177,7 +177,9 @@ fn sleep(
 fn events(c: &Conn, m: &Memory, what: For) -> i16 {
     let tx_native = what == For::Space && !c.tx.is_up() && !c.tx.awaits(m);
     match what {
-        For::Data | For::Rest if c.tx.mode.load(Relaxed) == lane::half::tx::mode::DRAIN => {
+        For::Data | For::Rest
+            if c.tx.mode.load(Relaxed) == lane::half::tx::mode::DRAIN && !c.tx.awaits(m) =>
+        {
             libc::POLLIN | libc::POLLRDHUP | libc::POLLOUT
         }
         For::Data => libc::POLLIN | libc::POLLRDHUP,

@@ -133,10 +133,11 @@ impl TxState {
         (takeover::DOWN..takeover::DONE).contains(&self.takeover_phase(m))
     }
 
-    /// For the daemon: are its own bytes the last ones that the kernel has taken? (If not, the connection is another one.)
-    pub fn is_alone(&self, m: &Memory, port: &impl Port) -> bool {
-        let kernel = Self::kernel_position(m, port);
-        kernel.is_none_or(|k| k == self.tcp_pos.load(Relaxed))
+    /// For the daemon: what has the kernel taken? Its own bytes last (`Equal`, also if that cannot be told now); bytes of
+    /// somebody else behind them (`Greater`); or it is another connection (`Less`).
+    pub fn taken_by_kernel(&self, m: &Memory, port: &impl Port) -> core::cmp::Ordering {
+        let own = self.tcp_pos.load(Relaxed);
+        Self::kernel_position(m, port).map_or(core::cmp::Ordering::Equal, |k| k.cmp(&own))
     }
 
     /// Has a takeover of this epoch finished, without the end having taken the direction back yet?

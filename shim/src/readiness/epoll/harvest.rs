@@ -81,6 +81,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
             if c.tx.mode.load(Relaxed) == tx::mode::DRAIN {
                 let _g = take(&c.tx.lock)?;
                 let _ = c.tx.look(&m, &port);
+                promotion::shut_late(c, fd);
             }
             c.tx.mode.load(Relaxed) == tx::mode::TCP
                 && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0

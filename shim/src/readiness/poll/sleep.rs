@@ -255,9 +255,12 @@ fn ask(fds: &[pollfd], tmp: &mut [pollfd], patient: bool) -> bool {
         if stuck {
             t.fd = -1; // nobody can look into what the kernel reports about it
         }
-        if let Some(c) = fdtab::conn(p.fd).map(table::conn) {
+        if let Some(i) = fdtab::conn(p.fd) {
+            let c = table::conn(i);
             full |= p.events & (POLLOUT | WRNORM) != 0 && c.tx.on_lane();
-            if c.tx.mode.load(Relaxed) == tx::mode::DRAIN {
+            let of = attached::of(c, table::local(i));
+            let ours = || of.is_none_or(|(_, m)| !c.tx.awaits(&m));
+            if c.tx.mode.load(Relaxed) == tx::mode::DRAIN && ours() {
                 t.events |= POLLOUT; // the way down goes on when TCP has space
             }
         }

@@ -6,19 +6,19 @@ use underpass_tests::harness::{c, Daemon, Place, Program};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-struct Taken {
+struct LeftAlone {
     dir: tempfile::TempDir,
 }
 
-impl Taken {
-    fn compile() -> Result<Taken> {
+impl LeftAlone {
+    fn compile() -> Result<LeftAlone> {
         let dir = tempfile::tempdir()?;
-        c::compile("taken", &dir.path().join("taken"))?;
-        Ok(Taken { dir })
+        c::compile("left_alone", &dir.path().join("left_alone"))?;
+        Ok(LeftAlone { dir })
     }
 
     fn program(&self, place: &Place, args: [&str; 4]) -> Program {
-        Program::new(self.dir.path().join("taken"), place).args(args)
+        Program::new(self.dir.path().join("left_alone"), place).args(args)
     }
 
     fn run(&self, place: &Place, args: [&str; 4]) -> Result<()> {
@@ -41,7 +41,7 @@ const AMOUNTS: [&str; 2] = ["50000", "400000"];
 
 #[test]
 fn beside_one_that_does_nothing() -> Result<()> {
-    let t = Taken::compile()?;
+    let t = LeftAlone::compile()?;
     let d = Daemon::start()?;
     let mut n = 0;
     for (how, amount) in HOW.iter().flat_map(|h| AMOUNTS.map(|a| (h, a))) {
@@ -66,7 +66,7 @@ fn beside_one_that_does_nothing() -> Result<()> {
 /// The daemon dies while TCP is full: the end goes on with what it had begun, when it comes to it.
 #[test]
 fn the_daemon_dies_meanwhile() -> Result<()> {
-    let t = Taken::compile()?;
+    let t = LeftAlone::compile()?;
     for (how, then) in HOW
         .iter()
         .flat_map(|h| ["go", "quiet", "half"].map(|t| (h, t)))
