@@ -363,7 +363,7 @@ fn programs(tree: &Tree, names: &[String]) -> Step {
 fn lab(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test lab --");
     c.args(names);
-    Step::new("lab", Kind::Tests, 900, c)
+    Step::new("lab", Kind::Tests, 1000, c)
 }
 
 #[cfg(test)]
