@@ -4,9 +4,10 @@
 //! time; then the connection is cut.
 
 use crate::clients::notice::Notice;
-use crate::os::fds::Foreign;
+use crate::os::fds::{self, Foreign};
 use crate::os::wire::{self, Incoming};
 use lane::proto::msg::{ToShim, MAX};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -138,12 +139,7 @@ impl Control {
     pub fn over(&self) {
         self.cut();
         let sock = self.sock.get_ref();
-        let mut p = [rustix::event::PollFd::new(
-            sock,
-            rustix::event::PollFlags::empty(),
-        )];
-        let _ = rustix::event::poll(&mut p, Some(&rustix::event::Timespec::default()));
-        if !p[0].revents().contains(rustix::event::PollFlags::HUP) {
+        if !fds::events(sock, PollFlags::empty()).contains(PollFlags::HUP) {
             self.lives.store(false, Relaxed); // (orders nothing: helpers look again)
             let _ = rustix::net::shutdown(sock, rustix::net::Shutdown::Read);
         }

@@ -6,7 +6,7 @@
 
 use crate::os::fds::Foreign;
 use crate::os::memfd::Ident;
-use lane::family::{flag, Conn, Header, Home, Stats, Table, View, CONNS, MAGIC};
+use lane::family::{flag, state, Conn, Header, Home, Stats, Table, View, CONNS, MAGIC};
 use lane::num;
 use std::mem::{offset_of, size_of, MaybeUninit};
 use std::sync::atomic::Ordering::Relaxed;
@@ -36,20 +36,27 @@ impl Family {
 
     /// Does a thread hold the lock of this connection's sending direction?
     pub fn sending(&self, index: u32, gen: u32) -> bool {
+        let c = self.entry(index);
+        c.is_some_and(|c| c.gen.load(Relaxed) == gen && c.tx.lock.load(Relaxed) != 0)
+    }
+
+    /// A copy of one entry, perhaps torn.
+    fn entry(&self, index: u32) -> Option<Conn> {
         if index as usize >= CONNS {
-            return false;
+            return None;
         }
         let offset = offset_of!(Table, conns) + index as usize * size_of::<Conn>();
-        let c = copy::<Conn>(&self.fd, offset, 1).and_then(|mut c| c.pop());
-        c.is_some_and(|c| c.gen.load(Relaxed) == gen && c.tx.lock.load(Relaxed) != 0)
+        copy(&self.fd, offset, 1)?.pop()
     }
 
     /// Does a thread hold that lock, or is the entry not that of this connection's lane any more? (A process that moves
     /// to a table of its own leaves it without one.)
     pub fn at_work(&self, index: u32, gen: u32) -> bool {
-        let v = self.view(index);
-        let has = v.is_some_and(|v| v.gen == gen && v.flags & flag::LANE != 0);
-        !has || self.sending(index, gen)
+        self.entry(index).is_none_or(|c| {
+            let open = c.state.load(Relaxed) == state::OPEN && c.gen.load(Relaxed) == gen;
+            let lane = c.flags.load(Relaxed) & flag::LANE != 0;
+            !open || !lane || c.tx.lock.load(Relaxed) != 0
+        })
     }
 
     /// Copies of all entries in use.

@@ -2,9 +2,9 @@
 
 use super::Core;
 use crate::clients::client::Client;
-use crate::clients::ids::{ClientId, ConnRef};
+use crate::clients::ids::ClientId;
 use crate::clients::limits::{Cgroup, TakeoverSeat};
-use crate::lanes::groups::{Out, Violation};
+use crate::lanes::groups::{Direction, Out, Violation};
 use crate::lanes::takeover::Takeover;
 use crate::os::fds::Foreign;
 use lane::num;
@@ -20,10 +20,7 @@ pub(crate) struct Ordered {
     /// The cgroup of the end pays for the helpers, because what it has may make them wait; who asked takes the seat.
     pub payer: Arc<Cgroup>,
     pub seat: TakeoverSeat,
-    pub at: (u64, u32),
-    pub uses: u32,
-    pub side: usize,
-    pub who: ConnRef,
+    pub direction: Direction,
 }
 
 impl<V: Provider> Core<V> {
@@ -47,8 +44,8 @@ impl<V: Provider> Core<V> {
         let Some(found) = self.groups.take_over(owner, group, side, lane)? else {
             return Ok(());
         };
-        let (at, uses, side, who) = (found.at, found.uses, found.side, found.who);
-        let sender = self.clients.get(&who.client).and_then(|p| {
+        let direction = found.direction;
+        let sender = self.clients.get(&direction.who.client).and_then(|p| {
             // (A process without a control connection could not see that this daemon has died.)
             let control = p.control.as_ref()?;
             let copy = rustix::io::fcntl_dupfd_cloexec(control.sock.get_ref().as_fd(), 0);
@@ -56,7 +53,7 @@ impl<V: Provider> Core<V> {
             Some((p, (copy, control.lives.clone())))
         });
         let Some((p, control)) = sender else {
-            self.taken_over(at, uses, side, None);
+            self.taken_over(direction, false);
             return Ok(());
         };
         let (payer, system) = (p.cgroup().clone(), self.system.clone());
@@ -65,23 +62,16 @@ impl<V: Provider> Core<V> {
             takeover: Takeover::new(found, end, control, system),
             payer,
             seat,
-            at,
-            uses,
-            side,
-            who,
+            direction,
         });
         Ok(())
     }
 
-    /// A takeover is over, or came to nothing. `told`: an end that may have seen it, and sleeps until it is told.
-    pub(crate) fn taken_over(
-        &mut self,
-        at: (u64, u32),
-        uses: u32,
-        side: usize,
-        told: Option<ConnRef>,
-    ) {
-        if let Some((p, who)) = told.and_then(|w| Some((self.clients.get_mut(&w.client)?, w))) {
+    /// A takeover is over, or came to nothing. `claimed`: its end may have seen it, and sleeps until it is told.
+    pub(crate) fn taken_over(&mut self, direction: Direction, claimed: bool) {
+        let Direction { at, who, side, .. } = direction;
+        let told = self.clients.get_mut(&who.client).filter(|_| claimed);
+        if let Some(p) = told {
             let msg = ToShim::TakenOver {
                 group: at.0,
                 side: num::tiny(side),
@@ -92,7 +82,7 @@ impl<V: Provider> Core<V> {
             p.send(msg, vec![]);
         }
         let mut out = Out::default();
-        self.groups.taken_over(at, uses, side, &mut out);
+        self.groups.taken_over(direction, &mut out);
         self.act(out, Reason::PeerGone, 0);
     }
 }

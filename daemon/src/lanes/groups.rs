@@ -15,7 +15,7 @@ mod takeover;
 use self::area::{first_bytes, make_areas, Chunk, Stage};
 use self::growth::{ready, share};
 use self::lanes::offer;
-pub(crate) use self::takeover::Found;
+pub(crate) use self::takeover::{Direction, Found};
 use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::limits::Cgroup;
 use crate::os::memfd;

@@ -94,7 +94,7 @@ impl Areas {
             chunks: Vec::new(),
             _words: (found.words.clone(), peer),
         };
-        let newest = Memory::new(&areas.sender, &areas.receiver, found.at.1)?.own_tx();
+        let newest = Memory::new(&areas.sender, &areas.receiver, found.direction.at.1)?.own_tx();
         let used = newest.loc.each_ref().map(|l| l.load(Relaxed).loc());
         let mut used: Vec<u32> = used.iter().flatten().map(|l| l.chunk).collect();
         used.dedup();
@@ -243,8 +243,8 @@ impl Takeover {
 
     /// Takes the direction, if its end does nothing.
     fn begin(&mut self, areas: &Areas) -> Step {
-        let who = self.found.who;
-        let Some(m) = areas.memory(self.found.at.1) else {
+        let who = self.found.direction.who;
+        let Some(m) = areas.memory(self.found.direction.at.1) else {
             return Step::NONE;
         };
         let now = m.own_tx().state.load(Acquire); // pairs with the Release in `TxState::say`
@@ -294,7 +294,7 @@ impl Takeover {
 
     /// The socket of the end, as its process has it now.
     fn socket(&self) -> Option<Foreign> {
-        let who = self.found.who;
+        let who = self.found.direction.who;
         let view = self.family.view(who.conn)?;
         if view.gen != who.gen || view.state != state::OPEN {
             return None;
@@ -309,8 +309,8 @@ impl Takeover {
 
     /// Has the end closed, or its process ended, and nobody else may go on with it?
     fn is_orphan(&self) -> bool {
-        let view = self.family.view(self.found.who.conn);
-        let open = view.filter(|v| v.gen == self.found.who.gen && v.state == state::OPEN);
+        let view = self.family.view(self.found.direction.who.conn);
+        let open = view.filter(|v| v.gen == self.found.direction.who.gen && v.state == state::OPEN);
         // (Holders are not asked whether they live.)
         let alone = |v: View| v.forks == 0 && v.holders.len() <= 1;
         open.is_none_or(|v| alone(v) && is_gone(self.process))
@@ -318,7 +318,7 @@ impl Takeover {
 
     /// Puts on TCP as much as it takes.
     fn go_on(&mut self, areas: &Areas, mut h: Held) -> Step {
-        let Some(m) = areas.memory(self.found.at.1) else {
+        let Some(m) = areas.memory(self.found.direction.at.1) else {
             return Step::NONE;
         };
         let mut end = End {
@@ -371,8 +371,8 @@ impl Takeover {
 
     /// The direction is its end's again. If the application has shut it down meanwhile, its kernel is told.
     fn give_back(&self, m: &Memory<'_>, h: Held, end: End) -> Step {
-        let shut = self.family.view(self.found.who.conn);
-        if shut.is_some_and(|v| v.gen == self.found.who.gen && v.shut) {
+        let shut = self.family.view(self.found.direction.who.conn);
+        if shut.is_some_and(|v| v.gen == self.found.direction.who.gen && v.shut) {
             let _ = rustix::net::shutdown(&h.sock, rustix::net::Shutdown::Write);
         }
         h.sock.close();

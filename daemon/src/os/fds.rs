@@ -5,9 +5,17 @@
 //! pool, never on the thread that serves everybody. The same holds for a control socket, because closing it also
 //! closes the descriptors that lie unread in its queue.
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use tokio::io::unix::AsyncFd;
 use tokio::io::Interest;
+
+/// What `poll` says of a descriptor now; nothing if it cannot tell.
+pub fn events(fd: &impl AsFd, wanted: PollFlags) -> PollFlags {
+    let mut p = [PollFd::new(fd, wanted)];
+    let told = rustix::event::poll(&mut p, Some(&Timespec::default()));
+    told.map_or(PollFlags::empty(), |_| p[0].revents())
+}
 
 /// A descriptor received from a process we do not trust.
 #[derive(Debug)]

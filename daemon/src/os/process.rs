@@ -1,9 +1,10 @@
 //! The process at the other end of a control connection: who it is, for certain, and where it belongs. Nothing here
 //! trusts what the process says about itself.
 
-use crate::os::fds::Foreign;
+use crate::os::fds::{self, Foreign};
 use crate::os::sockopt;
 use lane::num;
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -123,13 +124,5 @@ pub fn is_gone(of: ProcId) -> bool {
 
 /// A pidfd is readable once its process has ended.
 pub fn is_dead(pidfd: BorrowedFd<'_>) -> bool {
-    let mut p = [rustix::event::PollFd::from_borrowed_fd(
-        pidfd,
-        rustix::event::PollFlags::IN,
-    )];
-    let now = rustix::event::Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    matches!(rustix::event::poll(&mut p, Some(&now)), Ok(n) if n > 0)
+    !fds::events(&pidfd, PollFlags::IN).is_empty()
 }

@@ -9,10 +9,7 @@ pub(crate) async fn take_over(shared: Shared, ordered: Ordered) {
         mut takeover,
         payer,
         seat,
-        at,
-        uses,
-        side,
-        who,
+        direction,
     } = ordered;
     let end = loop {
         payer.unsaturated().await;
@@ -36,5 +33,5 @@ pub(crate) async fn take_over(shared: Shared, ordered: Ordered) {
     drop(seat);
     let mut core = shared.borrow_mut();
     core.counters.taken_over += u64::from(end.brought);
-    core.taken_over(at, uses, side, end.claimed.then_some(who));
+    core.taken_over(direction, end.claimed);
 }

@@ -61,9 +61,9 @@ pub fn lend(i: u32, fd: i32) {
 /// Waits until the connections that were lent are on TCP: at most [`LEAVE_MS`] for all of them together.
 pub fn all_left() {
     let end = sys::now_ms() + LEAVE_MS;
-    let mut asked = Asked::default();
-    for n in 0.. {
-        let (late, due) = (sys::now_ms() > end, asked.is_due(n));
+    let mut asked = Asked::new();
+    loop {
+        let (late, due) = (sys::now_ms() > end, asked.is_due());
         let mut waits = None;
         table::each_fd(|_, i, c| {
             let l = table::local(i);
@@ -101,12 +101,12 @@ fn enter_inode(c: &Conn, fd: i32) {
 fn come_down(i: u32, fd: i32, why: Reason) -> bool {
     let end = sys::now_ms() + LEAVE_MS;
     begin(i, fd);
-    let mut asked = Asked::default();
-    for n in 0.. {
+    let mut asked = Asked::new();
+    loop {
         if let Some(whole) = step(i, fd, why) {
             return whole;
         }
-        if asked.is_due(n) {
+        if asked.is_due() {
             asked.ask(i);
         }
         if sys::now_ms() > end {
@@ -115,7 +115,6 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
         }
         await_peer(i, fd);
     }
-    false
 }
 
 fn begin(i: u32, fd: i32) {

@@ -19,26 +19,36 @@ const ASK_AFTER: u32 = 1;
 /// Number of waits after which the daemon is asked again: the peer was at work when it looked.
 const ASK_AGAIN: u32 = 100;
 
-/// When the daemon was asked.
-#[derive(Default)]
-pub struct Asked(Option<u32>);
+/// When the daemon is to be asked, counted in waits.
+pub struct Asked {
+    waits: u32,
+    due: u32,
+}
 
 impl Asked {
-    /// After `n` waits: is the daemon to be asked now?
-    pub fn is_due(&mut self, n: u32) -> bool {
-        let due = self.0.map_or(ASK_AFTER, |last| last + ASK_AGAIN);
-        // (A child that was just forked is greeted meanwhile. A vfork child has the parent's connection.)
-        let is = n >= due && (table::is_vfork_child() || daemon::ensure());
-        if is {
-            self.0 = Some(n);
+    /// Nobody has waited yet.
+    pub fn new() -> Self {
+        Asked {
+            waits: 0,
+            due: ASK_AFTER,
         }
+    }
+
+    /// Before each wait: is the daemon to be asked now?
+    pub fn is_due(&mut self) -> bool {
+        // (A child that was just forked is greeted meanwhile. A vfork child has the parent's connection.)
+        let is = self.waits >= self.due && (table::is_vfork_child() || daemon::ensure());
+        if is {
+            self.due = self.waits + ASK_AGAIN;
+        }
+        self.waits += 1;
         is
     }
 
     /// We leave this lane, and what its other end sends is not on TCP: asks the daemon to bring it there.
     pub fn ask(&mut self, i: u32) {
         if !ask(i) {
-            self.0 = None; // again after the next wait
+            self.due = self.waits; // again after the next wait
         }
     }
 }

@@ -8,14 +8,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use underpass_rdma::verbs::Mapping;
 
-/// A direction to be taken over.
-pub(crate) struct Found {
+/// What one end of a lane sends.
+#[derive(Clone, Copy)]
+pub(crate) struct Direction {
     /// Link group and slot, and how often the slot was used before.
     pub at: (u64, u32),
     pub uses: u32,
     /// The end that sends, and its side.
     pub who: ConnRef,
     pub side: usize,
+}
+
+/// A direction to be taken over.
+pub(crate) struct Found {
+    pub direction: Direction,
     /// Its area: the control words, which may be written, and the files with their sizes in bytes.
     pub words: Arc<Mapping>,
     pub files: Vec<(Arc<OwnedFd>, u64)>,
@@ -81,10 +87,12 @@ impl LinkGroups {
         u.asked[other] = Some(now);
         let files = sides[other].chunks().map(|c| (c.fd.clone(), c.bytes));
         Ok(Some(Found {
-            at: (id, lane),
-            uses,
-            who: u.ends[other],
-            side: other,
+            direction: Direction {
+                at: (id, lane),
+                uses,
+                who: u.ends[other],
+                side: other,
+            },
             words: words.clone(),
             files: files.collect(),
             peer: sides[usize::from(side)].first.fd.clone(),
@@ -94,7 +102,8 @@ impl LinkGroups {
     }
 
     /// A takeover is over, or came to nothing: the slot may be free now.
-    pub fn taken_over(&mut self, at: (u64, u32), uses: u32, side: usize, out: &mut Out) {
+    pub(crate) fn taken_over(&mut self, direction: Direction, out: &mut Out) {
+        let Direction { at, uses, side, .. } = direction;
         let slot = |g: &mut super::LinkGroup| {
             let slot = g.slots.get_mut(at.1 as usize)?;
             slot.now.as_mut().filter(|_| slot.uses == uses)?.taken[side] = false;

@@ -140,7 +140,8 @@ fn a_slot_that_is_taken_over() {
         (found.cookie, w.groups.owner(group, 1)),
         (77, Some(ClientId(2)))
     );
-    assert_eq!((found.who, found.side, found.uses), (end(1, 0), 0, 0));
+    let d = found.direction;
+    assert_eq!((d.who, d.side, d.uses), (end(1, 0), 0, 0));
     assert_eq!((found.files.len(), found.words.len()), (1, CONTROL_BYTES));
     assert!(ask(&mut w, 2, 1).unwrap().is_none(), "it is under way");
     assert!(ask(&mut w, 2, 0).is_err() && ask(&mut w, 3, 1).is_err());
@@ -148,9 +149,9 @@ fn a_slot_that_is_taken_over() {
     w.done(group, 0);
     w.connect([end(1, 1), end(2, 1)]).unwrap();
     assert_eq!((w.groups.lanes(), w.offers.last().unwrap().2), (2, 1));
-    w.groups.taken_over((group, 0), 7, 0, &mut out);
+    w.groups.taken_over(Direction { uses: 7, ..d }, &mut out);
     assert_eq!(w.groups.lanes(), 2, "another use");
-    w.groups.taken_over((group, 0), 0, 0, &mut out);
+    w.groups.taken_over(d, &mut out);
     assert_eq!(w.groups.lanes(), 1);
     w.connect([end(1, 2), end(2, 2)]).unwrap();
     assert_eq!(w.offers.last().map(|o| (o.2, o.3)), Some((0, EPOCHS)));

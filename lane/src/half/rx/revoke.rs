@@ -25,24 +25,10 @@ impl RxState {
             match self.mode.load(Relaxed) {
                 mode::TCP => return Ok(Revoked::Clear),
                 mode::LAST => {
-                    // We have taken the frame. The bytes that we have not taken from the ring come again on TCP, but
-                    // only `DOWN` promises that all of them do; across nodes, where that word may never arrive, all
-                    // that the frame announced is enough.
-                    let cursor = self.cursor.load(Relaxed);
-                    let there = || has_arrived(port, self.rest.load(Relaxed));
-                    if self.head(m)? != cursor {
-                        match self.phase(m) {
-                            tx::DOWN | tx::ENDED => {}
-                            _ if self.is_assured(m, takeover::DOWN) => {}
-                            _ if m.is_remote() && there() => {}
-                            tx::BROKEN => return Ok(Revoked::Impossible),
-                            _ => {
-                                self.ask_for_the_rest(m, port);
-                                return Ok(Revoked::Pending);
-                            }
-                        }
+                    if let Some(r) = self.in_last(m, port)? {
+                        return Ok(r);
                     }
-                    self.begin_skip(cursor)?;
+                    self.begin_skip(self.cursor.load(Relaxed))?;
                 }
                 mode::PREFIX if m.is_remote() && self.prefix_left() == 0 => self.past(m, port),
                 // All announced bytes must be on TCP: the next owner of the socket could not tell that some are
@@ -108,6 +94,26 @@ impl RxState {
                 }
             }
         }
+    }
+
+    /// We have taken the frame. The bytes that we have not taken from the ring come again on TCP, but only `DOWN` promises
+    /// that all of them do; across nodes, where that word may never arrive, all that the frame announced is enough.
+    /// `None`: they come.
+    fn in_last(&self, m: &Memory, port: &impl Port) -> Result<Option<Revoked>, Reason> {
+        if self.head(m)? == self.cursor.load(Relaxed) {
+            return Ok(None);
+        }
+        let there = || has_arrived(port, self.rest.load(Relaxed));
+        Ok(match self.phase(m) {
+            tx::DOWN | tx::ENDED => None,
+            _ if self.is_assured(m, takeover::DOWN) => None,
+            _ if m.is_remote() && there() => None,
+            tx::BROKEN => Some(Revoked::Impossible),
+            _ => {
+                self.ask_for_the_rest(m, port);
+                Some(Revoked::Pending)
+            }
+        })
     }
 
     /// On one node: has a daemon begun to bring the direction to TCP in this way? It will not leave it undone, whatever
