@@ -288,7 +288,7 @@ fn daemons(tree: &Tree) -> Step {
     Step::new(
         "daemons",
         Kind::Tests,
-        330,
+        280,
         tree.cargo("test --release -p underpassd --test two_daemons"),
     )
 }
@@ -348,7 +348,7 @@ fn suites(tree: &Tree, names: &[String], full: bool) -> Step {
     if full {
         c.env("UNDERPASS_SUITES", "full");
     }
-    let budget = if full { 28_800 } else { 480 };
+    let budget = if full { 28_800 } else { 440 };
     Step::new("suites", Kind::Tests, budget, c)
 }
 
