@@ -42,6 +42,7 @@ if [ "${1:-}" = programs ]; then
     rsync openssh-server openssh-client openjdk-17-jdk-headless
     openmpi-bin python3-mpi4py python3-distributed python3-zmq python3-torch
     g++ libgrpc++-dev
+    openbsd-inetd ucspi-tcp lighttpd netcat-openbsd systemd
   "
   venvs="$venvs tests/requirements-full.txt:programs-full"
 fi

@@ -25,7 +25,7 @@ use crate::clients::limits::{Cgroups, Member};
 use crate::clients::notice::Notice;
 use crate::clients::view::{Holder, Snapshot};
 use crate::config::Config;
-use crate::core::events::{About, Events};
+use crate::core::events::Events;
 use crate::dataplane::rail::Rails;
 use crate::dataplane::thread::DataPlane;
 use crate::lanes::groups::{LinkGroups, Out, Violation};
@@ -419,7 +419,12 @@ impl<V: Provider> Core<V> {
             ToDaemon::LaneShut { group, lane, .. } => {
                 self.rails(|r| r.shut(id, (group, lane)));
             }
-            ToDaemon::TakeOver { group, side, lane } => self.take_over(id, (group, lane), side)?,
+            ToDaemon::TakeOver {
+                group,
+                side,
+                lane,
+                sender,
+            } => self.take_over(id, (group, lane), (side, sender))?,
             ToDaemon::Moved { table_bytes } => {
                 let table = only(fds, "a table that is none, or not alone")?;
                 self.moved(id, table, table_bytes)?;
@@ -557,29 +562,6 @@ impl<V: Provider> Core<V> {
             (false, Some(_)) => self.idle_since = None,
             _ => {}
         }
-    }
-
-    /// A span that adds the client's process to what is logged while it is served.
-    pub fn span(&self, id: ClientId) -> tracing::Span {
-        match self.clients.get(&id) {
-            Some(p) => tracing::info_span!("shim", pid = p.proc_id.pid, program = p.comm),
-            None => tracing::Span::none(),
-        }
-    }
-
-    /// Notes an event about a client.
-    pub(crate) fn event(&mut self, id: ClientId, what: &str) {
-        let Some(p) = self.clients.get(&id) else {
-            return;
-        };
-        let text = format!("{}[{}] {what}", p.comm, p.proc_id.pid);
-        self.events.push(
-            About {
-                uid: p.uid,
-                netns: p.netns,
-            },
-            text,
-        );
     }
 }
 

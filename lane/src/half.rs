@@ -27,6 +27,14 @@ pub use tx::{Sent, TxState};
 pub trait Port {
     /// Sends without blocking; `Err(EAGAIN)` when the kernel's buffer is full.
     fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32>;
+    /// The same beyond what the kernel's buffer is meant to hold, as far as the kernel allows it.
+    fn tcp_send_more(&self, data: *const u8, len: usize) -> Result<usize, i32> {
+        self.tcp_send(data, len)
+    }
+    /// Does this end leave, so that all that is on its way down has to be on TCP at once?
+    fn leaves(&self) -> bool {
+        false
+    }
     /// Receives without blocking; `Ok(0)` is end of file. A null `buf` discards (`MSG_TRUNC`).
     fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32>;
     /// Copies what a receive would take, without blocking, and leaves it there: `first` bytes into the buffers, the

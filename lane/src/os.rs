@@ -2,6 +2,7 @@
 //! in the shim they must not be the C library's.
 
 pub mod dirs;
+pub mod room;
 
 use crate::abi::TcpPos;
 

@@ -12,6 +12,7 @@ fn buffers(snd: usize, rcv: usize) -> Act {
         snd,
         rcv,
         piece: 1 << 20,
+        more: 0,
     }
 }
 

@@ -26,6 +26,11 @@ fn log2() -> impl Strategy<Value = u32> {
     prop_oneof![3 => Just(12u32), 1 => Just(13u32), 1 => Just(14u32)]
 }
 
+/// How far beyond its buffer the kernel lets an end go that leaves: not at all, not far, or as far as may be needed.
+fn more() -> impl Strategy<Value = usize> {
+    prop_oneof![2 => Just(0usize), 1 => 1usize..5000, 1 => Just(1 << 20), 1 => Just((1 << 20) + 1)]
+}
+
 fn act() -> impl Strategy<Value = Act> {
     let recv =
         (len(), any::<(bool, bool)>(), any::<bool>()).prop_map(|(len, (a, b), look)| Act::Recv {
@@ -55,9 +60,9 @@ fn act() -> impl Strategy<Value = Act> {
         2 => Just(Act::Probe),
         2 => Just(Act::Unread),
         5 => log2().prop_map(|log2| Act::Move { log2 }),
-        3 => (1usize..40, 1usize..40, 1usize..40).prop_map(|(snd, rcv, piece)| Act::Buffers { snd, rcv, piece }),
-        2 => (100usize..9000, 100usize..9000).prop_map(|(snd, rcv)| Act::Buffers { snd, rcv, piece: 1 << 20 }),
-        1 => Just(Act::Buffers { snd: 1 << 16, rcv: 1 << 16, piece: 1 << 20 }),
+        3 => (1usize..40, 1usize..40, 1usize..40, more()).prop_map(|(snd, rcv, piece, more)| Act::Buffers { snd, rcv, piece, more }),
+        2 => (100usize..9000, 100usize..9000, more()).prop_map(|(snd, rcv, more)| Act::Buffers { snd, rcv, piece: 1 << 20, more }),
+        1 => Just(Act::Buffers { snd: 1 << 16, rcv: 1 << 16, piece: 1 << 20, more: 0 }),
         2 => (0u32..3, 1u32..6000, 0u32..6000).prop_map(|(n, snd, room)| Act::Sizes { sndbuf: snd * u32::from(n > 0), room }),
         8 => Just(Act::TakeOver),
         1 => prop_oneof![Just(Act::DaemonDies), Just(Act::Reclaim), Just(Act::Reclaim)],
@@ -162,10 +167,11 @@ fn leaving() -> impl Strategy<Value = Vec<Op>> {
         act,
         inner: vec![],
     };
-    let room = (0usize..60, 0usize..60).prop_map(|(snd, rcv)| Act::Buffers {
+    let room = (0usize..60, 0usize..60, more()).prop_map(|(snd, rcv, more)| Act::Buffers {
         snd,
         rcv,
         piece: 40,
+        more,
     });
     let first = prop_oneof![Just(Act::Down), Just(Act::Look)];
     let inner = proptest::collection::vec((0usize..3, 0usize..2, act()), 0..3);

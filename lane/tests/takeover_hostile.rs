@@ -81,7 +81,7 @@ fn reclaim(w: &World) -> Result<bool, Reason> {
 
 /// Somebody puts bytes on TCP that belong to whoever goes on there next.
 fn put(w: &World, n: usize) {
-    let n = w.net.borrow_mut().send(1, &vec![0; n]).unwrap();
+    let n = w.net.borrow_mut().send(1, &vec![0; n], false).unwrap();
     assert!(n > 0);
 }
 
@@ -211,6 +211,7 @@ fn words_of_a_daemon() {
             snd,
             rcv: 0,
             piece: 1 << 20,
+            more: 0,
         };
         op(&mut w, 1, room(5));
         op(&mut w, 1, Act::Down);
@@ -338,7 +339,7 @@ proptest! {
         w.hostile.set(true);
         if down {
             w.net.borrow_mut().deliver(1, 1 << 20);
-            op(&mut w, 1, Act::Buffers { snd: room, rcv: 1 << 16, piece: 1 << 20 });
+            op(&mut w, 1, Act::Buffers { snd: room, rcv: 1 << 16, piece: 1 << 20, more: 0 });
             op(&mut w, 1, Act::Down);
             w.net.borrow_mut().pipe[1].snd_cap = 1 << 24;
         }

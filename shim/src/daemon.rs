@@ -388,13 +388,15 @@ pub fn lane_held(group: &LinkGroup, lane: u32, fd: i32) -> bool {
     send(&m, &[fd]).is_ok()
 }
 
-/// Asks the daemon to bring to TCP what the other end of this lane, which is within the node, has on its ring: we leave
-/// it, and that end does nothing. False: it could not be asked.
-pub fn take_over(group: &LinkGroup, lane: u32) -> bool {
+/// Asks the daemon to bring to TCP what an end of this lane, which is within the node, has on its ring: we leave it, and
+/// the other end does nothing, or TCP does not take what is `ours`. False: it could not be asked.
+pub fn take_over(group: &LinkGroup, lane: u32, ours: bool) -> bool {
+    let side = num::low8(group.side.load(Relaxed).into());
     let m = ToDaemon::TakeOver {
         group: group.id.load(Relaxed),
-        side: num::low8(group.side.load(Relaxed).into()),
+        side,
         lane,
+        sender: if ours { side } else { 1 - side },
     };
     READY.load(Relaxed) != 0 && send(&m, &[]).is_ok()
 }

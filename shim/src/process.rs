@@ -7,6 +7,7 @@
 pub mod arrivals;
 mod close;
 mod exec;
+mod exit;
 mod fork;
 mod give_up;
 mod made;
@@ -16,6 +17,7 @@ mod unseen;
 
 pub use close::{before_close, closed, finish_close};
 pub use exec::{all_left, before_exec, before_spawn, exec_failed, lend, spawned};
+pub use exit::exits;
 pub use fork::{after_fork_child, after_fork_parent, before_fork};
 pub use give_up::{before_split, disown, give_up, step_out};
 pub use made::{

@@ -174,7 +174,7 @@ fn watched_now(i: u32, c: &Conn) {
     if let Some((group, m)) = attached::of(c, l) {
         if let Some(_g) = lock::try_lock(&c.rx.lock) {
             let fd = l.fd.load(Relaxed);
-            c.rx.unwant_down(&m, &Sock { fd, group });
+            c.rx.unwant_down(&m, &Sock::new(fd, group));
             set_reason(c, Reason::None);
         }
     }
@@ -335,7 +335,7 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
                 }
                 let fd = l.fd.load(Relaxed);
                 if received::is_still_counted(c, l) {
-                    c.rx.declare_ready(&m, &Sock { fd, group });
+                    c.rx.declare_ready(&m, &Sock::new(fd, group));
                 }
             } else if sets::unwaited(i) {
                 set_reason(c, Reason::EpollShared);
@@ -372,7 +372,7 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     if c.tx.uncounted() {
         tcp::recount(c, l);
     }
-    match c.tx.try_up(&m, &Sock { fd, group }) {
+    match c.tx.try_up(&m, &Sock::new(fd, group)) {
         Ok(up) => {
             if up {
                 attached::counted_up(c);
@@ -396,10 +396,7 @@ pub fn take_down(i: u32) {
         return;
     };
     crate::tcp::check(i, l.fd.load(Relaxed)); // no frame to a dead peer: its kernel would send a reset
-    let port = Sock {
-        fd: l.fd.load(Relaxed),
-        group,
-    };
+    let port = Sock::new(l.fd.load(Relaxed), group);
     if let Some(_g) = lock::lock(&c.tx.lock) {
         let was = c.tx.is_up();
         let _ = c.tx.down(&m, &port);
@@ -495,7 +492,7 @@ fn attend_slow(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
             return true;
         }
         let was = c.tx.is_up();
-        let _ = c.tx.look(m, &Sock { fd, group });
+        let _ = c.tx.look(m, &Sock::new(fd, group));
         if was && !c.tx.is_up() {
             probes::went_down(c);
         } else if !was && c.tx.is_up() {

@@ -128,6 +128,6 @@ pub fn unread(i: u32, fd: i32) -> Option<i32> {
     }
     let (group, m) = attached::of(c, table::local(i))?;
     let _g = lock::lock(&c.rx.lock)?;
-    let unread = c.rx.unread(&m, &Sock { fd, group })?;
+    let unread = c.rx.unread(&m, &Sock::new(fd, group))?;
     Some(num::int(unread))
 }

@@ -1,10 +1,12 @@
-/* A program whose connection the shim has to reset, because it leaves its lane with bytes unread by the other end, which is
- * stopped, and TCP does not take them. What was on a lane before stays there; what is new stays on TCP until an operator has seen it, also in a child.
- * Bytes behind the shim's back, which any peer can send, reset a connection as well, and change nothing else.
+/* A program whose connection the shim has to reset, because it leaves its lane with bytes unread that the other end, which is
+ * stopped, does not bring to TCP, and neither does the daemon, which is stopped, too. What was on a lane before stays
+ * there; what is new stays on TCP until an operator has seen it, also in a child. Bytes behind the shim's back, which any
+ * peer can send, reset a connection as well, and change nothing else.
  *
- *     fuse GO
+ *     fuse GO FROZEN
  *
- * Prints "tcp", goes on with new connections on TCP until the file GO exists, and then, on lanes again, "result ok".
+ * Prints "unread", waits for the file FROZEN, prints "lost", and waits until that file is gone; prints "tcp", goes on with
+ * new connections on TCP until the file GO exists, and then, on lanes again, "result ok".
  */
 #define _GNU_SOURCE
 #include "pairs.h"
@@ -20,8 +22,9 @@ static void both(int a, int b) {
     sleep_us(1000);
 }
 
-/* A process that answers each byte until one says that it is to stop. */
+/* A process that answers each byte until one says that it is to send much and stop. */
 static pid_t answerer(void) {
+    static char much[50000];
     char c;
     pid_t pid = fork();
     NEED(pid >= 0);
@@ -30,14 +33,13 @@ static pid_t answerer(void) {
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     NEED(!connect(fd, (void *)&address, sizeof address));
     while (recv(fd, &c, 1, 0) == 1 && c != 's') NEED(send(fd, &c, 1, 0) == 1);
-    narrow(fd, 1);
+    NEED(send(fd, much, sizeof much, MSG_DONTWAIT) == sizeof much);
     raise(SIGSTOP);
     _exit(0);
 }
 
-/* The connection to an answerer that is stopped, on its lane, with more bytes unread than TCP takes. */
+/* The connection to an answerer that is stopped, on its lane, with what that one has sent. */
 static int stopped(pid_t pid) {
-    static char much[300000];
     int fd = accept(listener, 0, 0), status, lane = 0;
     char c;
     NEED(fd >= 0);
@@ -49,13 +51,16 @@ static int stopped(pid_t pid) {
     }
     NEED(lane == 3 && send(fd, "s", 1, 0) == 1);
     NEED(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
-    narrow(fd, 1);
-    NEED(send(fd, much, sizeof much, MSG_DONTWAIT) > 50000);
     return fd;
 }
 
+static void say(const char *what) {
+    puts(what);
+    fflush(stdout);
+}
+
 int main(int argc, char **argv) {
-    NEED(argc == 2);
+    NEED(argc == 3);
     int kept[2], lost[2], next[2], status;
     char c[16];
     dial(&kept[0], &kept[1]);
@@ -71,8 +76,12 @@ int main(int argc, char **argv) {
 
     pid_t other = answerer();
     int leaves = stopped(other);
+    say("unread");
+    while (access(argv[2], F_OK)) sleep_us(1000);
     NEED(dup2(leaves, 0) == 0);
     NEED(recv(leaves, c, sizeof c, 0) == -1 && errno == ECONNRESET);
+    say("lost");
+    while (!access(argv[2], F_OK)) sleep_us(1000);
     close(leaves), close(0);
     dial(&next[0], &next[1]);
     for (int k = 0; k < 1000; k++) both(next[0], next[1]);
@@ -88,8 +97,7 @@ int main(int argc, char **argv) {
         warm(lost[0], lost[1]);
         _exit(0);
     }
-    puts("tcp");
-    fflush(stdout);
+    say("tcp");
     while (access(argv[1], F_OK)) both(next[0], next[1]);
     warm(next[0], next[1]);
     dial(&lost[0], &lost[1]);

@@ -11,11 +11,19 @@ const LIMIT: Duration = Duration::from_secs(90);
 #[test]
 fn new_connections_stay_on_tcp_until_up() -> Result<()> {
     let dir = tempfile::tempdir()?;
-    let (program, go) = (dir.path().join("fuse"), dir.path().join("go"));
+    let [program, go, frozen] = ["fuse", "go", "frozen"].map(|n| dir.path().join(n));
     c::compile("fuse", &program)?;
     let d = Daemon::start()?;
     for place in [d.place(), d.eager()] {
-        let mut p = Program::new(&program, &place).arg(&go).spawn()?;
+        let p = Program::new(&program, &place).arg(&go);
+        let mut p = p.arg(&frozen).spawn()?;
+        p.line("unread", LIMIT).with_context(|| d.picture())?;
+        d.freeze()?;
+        std::fs::write(&frozen, b"")?;
+        let lost = p.line("lost", LIMIT);
+        d.thaw()?;
+        lost.with_context(|| d.picture())?;
+        std::fs::remove_file(&frozen)?;
         p.line("tcp", LIMIT).with_context(|| d.picture())?;
         until("both ends say so", PATIENCE, || {
             let fuse = |code: u32| code == Reason::Fuse.code();

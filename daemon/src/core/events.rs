@@ -1,6 +1,9 @@
 //! The last notable events, for `underpass log`.
 
+use super::Core;
+use crate::clients::ids::ClientId;
 use std::collections::VecDeque;
+use underpass_rdma::verbs::Provider;
 
 const EVENTS_MAX: usize = 4096;
 
@@ -51,6 +54,31 @@ impl Events {
         };
         let line = |e: &Event| format!("{}.{:03} {}", e.at / 1000, e.at % 1000, e.text);
         self.ring.iter().filter(show).map(line).collect()
+    }
+}
+
+impl<V: Provider> Core<V> {
+    /// A span that adds the client's process to what is logged while it is served.
+    pub fn span(&self, id: ClientId) -> tracing::Span {
+        match self.clients.get(&id) {
+            Some(p) => tracing::info_span!("shim", pid = p.proc_id.pid, program = p.comm),
+            None => tracing::Span::none(),
+        }
+    }
+
+    /// Notes an event about a client.
+    pub(crate) fn event(&mut self, id: ClientId, what: &str) {
+        let Some(p) = self.clients.get(&id) else {
+            return;
+        };
+        let text = format!("{}[{}] {what}", p.comm, p.proc_id.pid);
+        self.events.push(
+            About {
+                uid: p.uid,
+                netns: p.netns,
+            },
+            text,
+        );
     }
 }
 

@@ -24,12 +24,12 @@ pub(crate) struct Ordered {
 }
 
 impl<V: Provider> Core<V> {
-    /// A shim leaves a lane, and asks for what the other end does not do.
+    /// A shim leaves a lane, and asks for what one of the ends, `sender`, does not do, or cannot.
     pub(super) fn take_over(
         &mut self,
         from: ClientId,
         (group, lane): (u64, u32),
-        side: u8,
+        (side, sender): (u8, u8),
     ) -> Result<(), Violation> {
         // A forked child may do it for its parent's lane.
         let owner = self.groups.owner(group, side).unwrap_or(from);
@@ -41,7 +41,10 @@ impl<V: Provider> Core<V> {
         let Some(seat) = seat else {
             return Ok(());
         };
-        let Some(found) = self.groups.take_over(owner, group, side, lane)? else {
+        let Some(found) = self
+            .groups
+            .take_over(owner, (group, lane), (side, sender))?
+        else {
             return Ok(());
         };
         let direction = found.direction;

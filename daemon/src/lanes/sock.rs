@@ -20,6 +20,12 @@ impl Port for Sock<'_> {
         self.system.tcp_send(self.fd, bytes)
     }
 
+    fn tcp_send_more(&self, data: *const u8, len: usize) -> Result<usize, i32> {
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(data, len) };
+        self.system.tcp_send_more(self.fd, bytes)
+    }
+
     fn tcp_recv(&self, _: *mut u8, _: usize, _: bool) -> Result<usize, i32> {
         Err(libc::EAGAIN) // a sending direction receives nothing
     }

@@ -8,9 +8,9 @@ use crate::clients::family::Family;
 use crate::os::fds::Foreign;
 use crate::os::process::{is_gone, socket_of, ProcId};
 use crate::os::system::System;
-use lane::abi::{rx, tx, TxWord, CONTROL_BYTES};
+use lane::abi::CONTROL_BYTES;
 use lane::family::{state, View};
-use lane::half::tx::{claim, is_done, mode, release, Adopted};
+use lane::half::tx::{claim, is_asked, is_done, mode, release, Adopted};
 use lane::half::{Area, Memory, Port, TxState};
 use std::cmp::Ordering;
 use std::os::fd::{AsFd, OwnedFd};
@@ -147,13 +147,32 @@ struct Wire<'a> {
     areas: &'a Areas,
 }
 
-impl Port for Wire<'_> {
-    fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32> {
+impl Wire<'_> {
+    fn send(
+        &self,
+        data: *const u8,
+        len: usize,
+        send: impl FnOnce(&Sock, *const u8, usize) -> Result<usize, i32>,
+    ) -> Result<usize, i32> {
         match self.areas.read(data, len) {
-            None => self.sock.tcp_send(data, len),
-            Some(Ok(bytes)) => self.sock.tcp_send(bytes.as_ptr(), bytes.len()),
+            None => send(&self.sock, data, len),
+            Some(Ok(bytes)) => send(&self.sock, bytes.as_ptr(), bytes.len()),
             Some(Err(e)) => Err(e.raw_os_error().unwrap_or(libc::EIO)),
         }
+    }
+}
+
+impl Port for Wire<'_> {
+    fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32> {
+        self.send(data, len, |sock, p, n| sock.tcp_send(p, n))
+    }
+
+    fn tcp_send_more(&self, data: *const u8, len: usize) -> Result<usize, i32> {
+        self.send(data, len, |sock, p, n| sock.tcp_send_more(p, n))
+    }
+
+    fn leaves(&self) -> bool {
+        true // one of the ends does, and waits
     }
 
     fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32> {
@@ -379,11 +398,4 @@ impl Takeover {
         h.tx.give_back(m, h.tx.epoch.load(Relaxed));
         Step::Over(end)
     }
-}
-
-/// Has the receiver revoked, and is the sender on its ring, or on its way down?
-fn is_asked(m: &Memory<'_>, now: TxWord) -> bool {
-    let word = m.peer_rx().word.load(Acquire); // pairs with the SeqCst store in `RxState::revoke`
-    let revoked = word.epoch() == now.epoch() && word.has(rx::REVOKED);
-    revoked && matches!(now.phase(), tx::UP | tx::DOWNING)
 }

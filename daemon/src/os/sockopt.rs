@@ -1,7 +1,7 @@
-//! `getsockopt` for the options that the crates in use do not know. The only place that calls it.
+//! `getsockopt` and `setsockopt` for the options that the crates in use do not know. The only place that calls them.
 
 use lane::num;
-use lane::os::{position, TcpCounts, TcpInfo};
+use lane::os::{position, room, TcpCounts, TcpInfo};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -32,6 +32,23 @@ pub fn get<T: Plain>(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<(T, us
         return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
     }
     Ok((v, len as usize))
+}
+
+/// The options of a socket that are numbers.
+pub struct Of<'a>(pub BorrowedFd<'a>);
+
+impl room::Options for Of<'_> {
+    fn get(&self, level: i32, name: i32) -> Option<u32> {
+        get::<i32>(self.0, level, name)
+            .ok()
+            .map(|(v, _)| num::bits(v))
+    }
+
+    fn set(&self, level: i32, name: i32, value: u32) -> bool {
+        let p = (&raw const value).cast();
+        // SAFETY: `value` has the 4 readable bytes that are named.
+        unsafe { libc::setsockopt(self.0.as_raw_fd(), level, name, p, 4) == 0 }
+    }
 }
 
 /// `struct ucred`. Rustix's own type cannot represent a process of a foreign pid namespace, whose pid is 0.
@@ -94,6 +111,7 @@ pub fn tcp_position(fd: BorrowedFd<'_>) -> Result<TcpCounts, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lane::os::room::Options;
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
@@ -114,6 +132,56 @@ mod tests {
         // Who connected has sent a SYN that counts.
         assert_eq!((pa.state, pa.sent), (TcpInfo::ESTABLISHED, 1 + 1234));
         assert_eq!((pb.sent, pb.taken, pb.received), (100, 1000, 1234));
+    }
+
+    /// Sends until nothing more is taken.
+    fn fill(a: &TcpStream) -> usize {
+        let (some, mut n) = ([7; 1 << 16], 0);
+        let flags = rustix::net::SendFlags::DONTWAIT;
+        while let Ok(k) = rustix::net::send(a, &some, flags) {
+            n += k;
+        }
+        n
+    }
+
+    #[test]
+    fn more_than_fits_and_the_sizes_stay() {
+        let sizes = [
+            (libc::SOL_SOCKET, room::SO_BUF_LOCK),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF),
+            (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
+        ];
+        for (force, asked) in [(true, None), (false, Some(1u32)), (true, Some(30_000))] {
+            let l = TcpListener::bind("127.0.0.1:0").unwrap();
+            let a = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+            let (mut b, _) = l.accept().unwrap();
+            let of = Of(a.as_fd());
+            if let Some(bytes) = asked {
+                assert!(of.set(libc::SOL_SOCKET, libc::SO_SNDBUF, bytes));
+                assert!(of.set(libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 5000));
+            }
+            let mut all = fill(&a);
+            let before = sizes.map(|(level, name)| of.get(level, name));
+            let more = room::with_more(&of, force, || fill(&a));
+            let least = if force && rustix::process::getuid().is_root() {
+                2 << 20
+            } else {
+                1 << 16 // (net.core.wmem_max)
+            };
+            assert!(more >= least, "{force} {asked:?}: {more}");
+            assert_eq!(sizes.map(|(level, name)| of.get(level, name)), before);
+            // No more and no more memory, however often.
+            let again: usize = (0..5)
+                .map(|_| room::with_more(&of, force, || fill(&a)))
+                .sum();
+            assert!(again < 1 << 18, "{again}");
+            all += more + again;
+            assert_eq!(fill(&a), 0);
+            drop(a);
+            let mut got = Vec::new();
+            b.read_to_end(&mut got).unwrap();
+            assert_eq!(got.len(), all);
+        }
     }
 
     #[test]

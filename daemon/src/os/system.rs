@@ -4,6 +4,7 @@
 
 use crate::os::{random, sockopt};
 use lane::num;
+use lane::os::room;
 use rustix::net::SendFlags;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -19,6 +20,10 @@ pub trait System: Send + Sync {
     fn lives(&self, pid: u32) -> bool;
     /// Sends on a connection's socket without blocking. An error is an errno.
     fn tcp_send(&self, sock: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, i32>;
+    /// The same beyond what the socket's buffer is meant to hold ([`lane::os::room`]).
+    fn tcp_send_more(&self, sock: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, i32> {
+        self.tcp_send(sock, bytes)
+    }
     /// Sequence numbers that the kernel has taken on a connection's socket; `None` if it cannot tell now.
     fn tcp_sent(&self, sock: BorrowedFd<'_>) -> Option<u64>;
 }
@@ -48,6 +53,10 @@ impl System for Machine {
     fn tcp_send(&self, sock: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, i32> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         rustix::net::send(sock, bytes, flags).map_err(|e| e.raw_os_error())
+    }
+
+    fn tcp_send_more(&self, sock: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, i32> {
+        room::with_more(&sockopt::Of(sock), true, || self.tcp_send(sock, bytes))
     }
 
     fn tcp_sent(&self, sock: BorrowedFd<'_>) -> Option<u64> {

@@ -8,7 +8,7 @@ mod down;
 mod takeover;
 mod up;
 
-pub use takeover::{claim, is_done, release, Adopted};
+pub use takeover::{claim, is_asked, is_done, release, Adopted};
 
 use super::mem::{copy_in, Iov, Memory, Ring};
 use super::{native_calls, Pending, Port, Progress};

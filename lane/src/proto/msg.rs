@@ -89,6 +89,7 @@ macro_rules! meaning {
     (copies) => { "Descriptors of it that this process has." };
     (group) => { "Number of the link group." };
     (side) => { "Side of the link group, 0 or 1, that the shim is on which sends or gets this." };
+    (sender) => { "Side of the link group, 0 or 1, of the end that sends in the direction." };
     (chunk) => { "Number of the chunk in its area; 0: the first file, with chunks 0 and 1." };
     (lane) => { "The lane's slot on the link group." };
     (bytes) => { "Length of the file." };
@@ -188,9 +189,10 @@ messages! {
         15 Reset { conn: u32, gen: u32, reason: u32 }
         /// New connections of this process stay on TCP, because of a reset. For the log only.
         16 FuseBlown {}
-        /// We leave this lane, which is within the node, and the other end does not bring its ring to TCP: do it in its
-        /// stead ([`crate::abi::DaemonWords`]). `side` is ours. There is no answer.
-        17 TakeOver { group: u64, side: u8, lane: u32 }
+        /// We leave this lane, which is within the node, and what the end at side `sender` has on its ring does not get
+        /// to TCP: it is the other end, and does nothing, or it is ours, and may not have as much of TCP. The daemon is
+        /// to do it in its stead ([`crate::abi::DaemonWords`]). `side` is ours. There is no answer.
+        17 TakeOver { group: u64, side: u8, lane: u32, sender: u8 }
     }
 }
 

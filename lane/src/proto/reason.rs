@@ -128,7 +128,7 @@ reasons! {
     HeldElsewhere = 0x0a00_0021, "held-elsewhere", "it came from another process (exec, SCM_RIGHTS), and there is another descriptor of it: that process's, a third one's, or one that this process got besides",
         "nothing; it is promoted when only one process is left";
     Unseen = 0x0a00_0022, "unseen-holders", "it came from another process (exec, SCM_RIGHTS), and the daemon may not see whether that one still has a descriptor of it",
-        "run underpassd as root";
+        "run underpassd as root, and with all capabilities that the processes of the node have (one with more, often the first of a container, may not be looked at)";
     Standard = 0x0a00_0023, "standard-stream", "it was made a standard stream (dup2 to 0, 1 or 2, as inetd and vsftpd do): calls of the C library's stdio on those are not seen",
         "nothing; such connections stay on TCP";
     Cramped = 0x0a00_0024, "cramped", "the process is limited to less address space (2 GiB), data (1 GiB) or file size than leaves room for lanes",

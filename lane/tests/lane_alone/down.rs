@@ -206,7 +206,7 @@ fn before_a_fin() {
 /// Before a shutdown on one node, what is unread goes to TCP; only all of it is of use.
 #[test]
 fn unread_bytes_before_a_fin() {
-    let repeat = |e: &Alone| e.tx.before_fin(&e.memory(), &e.tcp, true);
+    let repeat = |e: &Alone| e.tx.before_fin(&e.memory(), &e.tcp);
     assert_eq!(repeat(&Alone::new(false)), Poll::Ready(None));
     let e = Alone::up(false);
     assert_eq!(repeat(&e), Poll::Ready(None), "nothing is unread");

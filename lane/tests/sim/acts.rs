@@ -131,7 +131,7 @@ impl World {
         // As the shim: what a revocation made plain has to be on TCP before the FIN.
         if h.attached.get() && !theirs {
             h.finishing.set(true); // until it is said below
-            let Poll::Ready(before) = h.tx.before_fin(&m, &port, true) else {
+            let Poll::Ready(before) = h.tx.before_fin(&m, &port) else {
                 h.finishing.set(false);
                 return;
             };

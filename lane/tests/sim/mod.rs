@@ -75,6 +75,7 @@ pub enum Act {
         snd: usize,
         rcv: usize,
         piece: usize,
+        more: usize,
     },
     /// This end's application asks for sizes of buffers (0: it does not).
     Sizes {
@@ -479,9 +480,14 @@ impl World {
             Act::Deliver { n } => {
                 self.net.borrow_mut().deliver(e, *n);
             }
-            Act::Buffers { snd, rcv, piece } => {
+            Act::Buffers {
+                snd,
+                rcv,
+                piece,
+                more,
+            } => {
                 let p = &mut self.net.borrow_mut().pipe[e];
-                (p.snd_cap, p.rcv_cap, p.piece) = (*snd, *rcv, *piece);
+                (p.snd_cap, p.rcv_cap, p.piece, p.more) = (*snd, *rcv, *piece, *more);
             }
             Act::TakeError => {
                 h.rx.error.take();

@@ -1,8 +1,7 @@
 //! On one node: the daemon, which brings to TCP what an end does not.
 
 use super::{Wire, World, TAG, TX};
-use lane::abi::{rx, tx};
-use lane::half::tx::{claim, is_done, mode, release, Adopted};
+use lane::half::tx::{claim, is_asked, is_done, mode, release, Adopted};
 use lane::half::TxState;
 use lane::proto::reason::Reason;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -33,10 +32,7 @@ impl World {
             return None; // (there is no socket to be had)
         }
         let state = m.own_tx().state.load(Acquire);
-        let word = m.peer_rx().word.load(Acquire);
-        let asked = word.epoch() == state.epoch() && word.has(rx::REVOKED);
-        let up = matches!(state.phase(), tx::UP | tx::DOWNING);
-        if !asked || !up || is_done(&m, state) || !claim(&m, state, || h.busy[TX].get()) {
+        if !is_asked(&m, state) || is_done(&m, state) || !claim(&m, state, || h.busy[TX].get()) {
             return None;
         }
         let tx = Box::<TxState>::default();

@@ -9,14 +9,30 @@ pub struct Wire<'w> {
     pub e: usize,
 }
 
-impl Port for Wire<'_> {
-    fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32> {
+impl Wire<'_> {
+    fn send(&self, data: *const u8, len: usize, beyond: bool) -> Result<usize, i32> {
         self.w.hook();
         // SAFETY: the lane passes a run of its own ring or a frame.
         let b = unsafe { std::slice::from_raw_parts(data, len) };
-        let r = self.w.net.borrow_mut().send(self.e, b);
+        let r = self.w.net.borrow_mut().send(self.e, b, beyond);
         self.w.hook();
         r
+    }
+}
+
+impl Port for Wire<'_> {
+    fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32> {
+        self.send(data, len, false)
+    }
+    fn tcp_send_more(&self, data: *const u8, len: usize) -> Result<usize, i32> {
+        let r = self.send(data, len, true);
+        if r.is_ok() {
+            self.w.note("more on TCP than fits");
+        }
+        r
+    }
+    fn leaves(&self) -> bool {
+        self.w.net.borrow().pipe[self.e].more % 2 == 1
     }
     fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32> {
         self.w.hook();

@@ -269,7 +269,7 @@ impl Receiving<'_> {
             return Break(closed(self.total));
         }
         let fd = l.fd.load(Relaxed);
-        let port = Sock { fd, group };
+        let port = Sock::new(fd, group);
         if c.owner_pid.load(Relaxed) != pids::me() {
             c.rx.want_down(m, &port); // a forked child also reads until the sender is on TCP
             port::ring(group);

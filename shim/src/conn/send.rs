@@ -273,7 +273,7 @@ impl Sending<'_> {
         }
         let fd = l.fd.load(Relaxed);
         let was = c.tx.is_up();
-        let s = c.tx.send(m, &Sock { fd, group }, &mut self.iov);
+        let s = c.tx.send(m, &Sock::new(fd, group), &mut self.iov);
         // If the call goes on, or sleeps, it takes hold before a closing thread gets the lock.
         if self.iov.left() > 0 && !self.nb && !matches!(s, Sent::Reset(_)) {
             self.call.hold(c, l);
@@ -324,7 +324,7 @@ impl Sending<'_> {
                 return Continue(());
             }
             let fd = self.call.fd(l);
-            if c.tx.want_space(m, &Sock { fd, group }) {
+            if c.tx.want_space(m, &Sock::new(fd, group)) {
                 return Continue(());
             }
         }

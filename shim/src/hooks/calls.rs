@@ -37,6 +37,7 @@ macro_rules! calls {
                 SYS_setsockopt c5 sock::setsockopt [setsockopt];
                 SYS_ioctl c3 sock::ioctl [ioctl sockatmark];
                 SYS_close c1 fd::close [close];
+                SYS_exit_group c1 proc::_exit [_exit _Exit];
                 SYS_close_range c3 fd::close_range [close_range closefrom];
                 SYS_dup c1 fd::dup [dup];
                 #[cfg(target_arch = "x86_64")] SYS_dup2 c2 fd::dup2 [dup2];
@@ -181,7 +182,7 @@ macro_rules! calls {
                     SYS_getpid SYS_gettid SYS_getppid SYS_getpgid SYS_getpgrp SYS_setpgid
                     SYS_getsid SYS_setsid SYS_getuid SYS_getgid SYS_geteuid SYS_getegid
                     SYS_getgroups SYS_getresuid SYS_getresgid SYS_capget SYS_wait4 SYS_exit
-                    SYS_exit_group SYS_set_tid_address SYS_personality SYS_ptrace SYS_acct
+                    SYS_set_tid_address SYS_personality SYS_ptrace SYS_acct
                     SYS_getrusage SYS_umask SYS_getcpu SYS_getrandom
                 ];
                 "no descriptor: paths" [

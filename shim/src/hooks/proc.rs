@@ -22,6 +22,21 @@ pub fn forked(native: impl FnOnce() -> i32) -> i32 {
     r
 }
 
+/// Ends the process; what is on rings goes to TCP before.
+#[no_mangle]
+pub unsafe extern "C" fn _exit(code: i32) -> i32 {
+    process::exits();
+    loop {
+        sys::exit_group(code);
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn _Exit(code: i32) -> i32 {
+    // SAFETY: it is the same call.
+    unsafe { _exit(code) }
+}
+
 #[no_mangle]
 pub unsafe extern "C" fn fork() -> i32 {
     // SAFETY: see the module above (all calls in this file).

@@ -1,8 +1,9 @@
 //! read, write, send, recv and their vectored and fortified forms.
 
+use super::sock::ring_comes_first;
 use crate::state::fdtab::settled as conn;
 use crate::state::table::conn as conn_of;
-use crate::sys::{pages, real};
+use crate::sys::{self, pages, real};
 use crate::{conn, process, tcp};
 use core::ffi::c_void;
 use core::ptr::null_mut;
@@ -186,7 +187,12 @@ pub unsafe extern "C" fn preadv2(fd: i32, v: *const iovec, n: i32, o: off_t, f: 
     unsafe {
         match (o, f) {
             (-1, 0) => return readv(fd, v, n),
-            (-1, _) => process::give_up(fd, Reason::Option),
+            (-1, _) => {
+                process::give_up(fd, Reason::Option);
+                if keeps_ring(fd) {
+                    return readv(fd, v, n); // (it would not wait, whatever the flags say)
+                }
+            }
             _ => {} // the kernel refuses it: a socket has no offsets
         }
         counted(fd, false, || real::preadv2(fd, v, n, o, f))
@@ -252,7 +258,50 @@ pub unsafe extern "C" fn splice(
     unsafe {
         process::give_up(i, Reason::Option);
         process::give_up(o, Reason::Option);
-        real::splice(i, io_, o, oo, n, f)
+        match keeps_ring(i) {
+            true => spliced(i, o, n, f),
+            false => real::splice(i, io_, o, oo, n, f),
+        }
+    }
+}
+
+/// After a connection was given up: are bytes left on its ring? The other end is gone then, and nobody could put them on
+/// TCP.
+pub fn keeps_ring(fd: i32) -> bool {
+    conn(fd).is_some_and(|i| ring_comes_first(i, fd))
+}
+
+/// Such bytes go to the pipe.
+fn spliced(from: i32, pipe: i32, n: usize, flags: u32) -> isize {
+    let mut buf = [0u8; 1024];
+    let mut all = 0;
+    while all < n {
+        let at_once = all > 0 || flags & libc::SPLICE_F_NONBLOCK != 0;
+        if at_once && sys::poll1(pipe, libc::POLLOUT) & libc::POLLOUT == 0 {
+            break;
+        }
+        let (p, len) = (buf.as_mut_ptr().cast(), buf.len().min(n - all));
+        // SAFETY: `p` is writable, then readable, for `len`.
+        let moved = unsafe {
+            let there = recv(from, p, len, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+            let there = usize::try_from(there).unwrap_or(0);
+            match write(pipe, p, there) {
+                w if w > 0 => recv(from, p, num::size(w.unsigned_abs() as u64), 0),
+                w => w,
+            }
+        };
+        match moved {
+            w if w > 0 => all += w.unsigned_abs(),
+            w if all == 0 => return w,
+            _ => break,
+        }
+    }
+    match all {
+        0 if n > 0 => {
+            crate::set_errno(libc::EAGAIN);
+            -1
+        }
+        n => n.cast_signed(),
     }
 }
 
@@ -349,10 +398,11 @@ pub fn recv_on_lane(flags: i32, fd: i32) -> bool {
     if flags & !(RECV_OK | RECV_IGNORED) == 0 {
         return true;
     }
-    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0 {
-        process::give_up(fd, Reason::Option);
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        return false;
     }
-    false
+    process::give_up(fd, Reason::Option);
+    keeps_ring(fd)
 }
 
 /// May this send use the lane? Flags that a lane cannot carry (urgent data, fast open) first bring the connection

@@ -167,8 +167,8 @@ pub unsafe extern "C" fn getsockopt(
                 let p = v.cast::<i32>();
                 if p.read_unaligned() == 0 {
                     // The kernel returns an error once, and one of the shim's own calls has already received this
-                    // one.
-                    p.write_unaligned(table::conn(i).take_error());
+                    // one; or the look has just found an end, which the kernel tells now.
+                    p.write_unaligned(tcp::error_now(i, fd));
                 } else {
                     table::conn(i).take_error(); // it reports the same failure
                 }
@@ -179,10 +179,12 @@ pub unsafe extern "C" fn getsockopt(
     }
 }
 
-/// While the last bytes of a way down, or the native sends behind them, are pushed, TCP_NODELAY does not have the
-/// value that the application set (`Port::tcp_push`). Holding the lock of the sending direction excludes that.
+/// While bytes of a way down, or the native sends behind them, go to TCP, TCP_NODELAY and the size of the send buffer
+/// may not have the values that the application set (`Port::tcp_push`, `Port::tcp_send_more`). Holding the lock of the
+/// sending direction excludes that.
 fn not_pushing(fd: i32, level: i32, name: i32) -> Option<lock::Guard<'static>> {
-    let of = (level == libc::IPPROTO_TCP && name == libc::TCP_NODELAY).then(|| conn(fd))?;
+    let pushes = level == libc::IPPROTO_TCP && name == libc::TCP_NODELAY;
+    let of = (pushes || tcp::bufs::is_size(level, name)).then(|| conn(fd))?;
     let c = of.map(table::conn)?;
     (c.flags.load(Relaxed) & flag::LANE != 0).then_some(())?;
     lock::lock(&c.tx.lock)
@@ -288,7 +290,7 @@ const SIOCOUTQNSD: u64 = 0x894b;
 
 /// Does a receive still find bytes on the ring, which come before everything that the kernel has? It looks for news
 /// first, as a receive does: a frame that has not been taken in yet comes before an urgent mark.
-fn ring_comes_first(i: u32, fd: i32) -> bool {
+pub fn ring_comes_first(i: u32, fd: i32) -> bool {
     let c = table::conn(i);
     if !c.rx.engaged() {
         return false;
@@ -300,7 +302,7 @@ fn ring_comes_first(i: u32, fd: i32) -> bool {
         return false;
     };
     if !c.rx.has_ring_bytes(&m) {
-        let _ = c.rx.probe(&m, &Sock { fd, group });
+        let _ = c.rx.probe(&m, &Sock::new(fd, group));
     }
     c.rx.has_ring_bytes(&m)
 }

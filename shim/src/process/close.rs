@@ -117,7 +117,7 @@ pub fn finish_close(i: u32) {
 }
 
 /// Is this process the only holder?
-fn sole_holder(c: &Conn) -> bool {
+pub(super) fn sole_holder(c: &Conn) -> bool {
     let me = pids::me();
     table::holders(c) == c.holders.iter().filter(|h| h.load(Relaxed) == me).count()
 }
@@ -156,19 +156,19 @@ fn end(fd: i32, i: u32) {
     } else if c.flags.load(Relaxed) & flag::LEFT != 0 && !attached::engaged(c) {
         // The connection does not end: another program has it. The kernel reports what there is to report.
     } else if let Some((group, m)) = attached::of(c, l) {
-        let port = Sock { fd, group };
+        let port = Sock::leaving(fd, group);
         let _t = lock::lock(&c.tx.lock);
         let _r = lock::lock(&c.rx.lock);
         let for_no_time = remote::lingers_for_no_time(fd);
-        // (Bytes that a reset would discard need not be sent.)
-        let clean = !for_no_time && c.rx.ring_unread(&m) == 0;
         // (What the daemon has taken over it finishes without us; it has a copy of the socket, and the FIN follows.)
-        let flushed = flush(c, &m, &port, fd, clean);
+        // (A close that lingers waits for that first, and the kernel's close then for the rest.)
+        let linger_ms = remote::linger_ms(fd).unwrap_or(0);
+        let flushed = flush(c, &m, &port, linger_ms);
         let late = flushed == Flushed::Late;
         // Close first, then look: a sender publishes first, then looks whether we have closed.
         c.rx.close(&m, &port, c.tx.tcp_pos.load(Relaxed));
         take_frame(c, &m, &port, true);
-        if late && clean {
+        if late && !for_no_time {
             tcp::count_reset(c, fd, Reason::Stalled);
         }
         let reset = late || c.rx.ring_unread(&m) > 0;
@@ -203,4 +203,4 @@ fn mine_registered(c: &Conn) -> bool {
 }
 
 /// `struct linger` that makes a close reset the connection: on, with a time of 0.
-const RESET_AT_CLOSE: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
+pub(super) const RESET_AT_CLOSE: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];

@@ -38,7 +38,7 @@ fn back_on_tcp(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
 }
 
 /// How long the application wants its close to wait, in milliseconds; 0: the close is to be a reset.
-fn linger_ms(fd: i32) -> Option<u64> {
+pub fn linger_ms(fd: i32) -> Option<u64> {
     let mut b = [[0u8; 4]; 2];
     sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, b.as_flattened_mut()).ok()?;
     let [on, seconds] = b.map(u32::from_ne_bytes);
@@ -98,7 +98,7 @@ pub fn close(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) {
 
 /// Ends the connection, as far as this end can. False: it is to be reset.
 fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
-    let port = Sock { fd, group };
+    let port = Sock::leaving(fd, group);
     let _t = lock::lock(&c.tx.lock);
     let _r = lock::lock(&c.rx.lock);
     let _ = c.tx.look(m, &port);
@@ -135,7 +135,7 @@ fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
 /// The daemon that was to finish is gone: the rest of the ring goes to TCP, and the FIN after it.
 fn end_here(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) {
     let _t = lock::lock(&c.tx.lock);
-    let port = Sock { fd, group };
+    let port = Sock::leaving(fd, group);
     if c.tx.mode.load(Relaxed) != mode::TCP && !back_on_tcp(c, m, &port, fd) {
         tcp::count_reset(c, fd, Reason::Stalled);
         return tcp::disconnect(fd);
@@ -145,7 +145,7 @@ fn end_here(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) {
 
 /// Called before `shutdown`: returns what the kernel still has to do. `None`: nothing, it is done or under way.
 pub fn shutdown(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32, how: i32) -> Option<i32> {
-    let port = Sock { fd, group };
+    let port = Sock::leaving(fd, group);
     if how != libc::SHUT_WR && how != libc::SHUT_RDWR {
         return Some(how);
     }

@@ -4,7 +4,7 @@ use super::remote;
 use crate::promotion;
 use crate::readiness::wait;
 use crate::state::{attached, table, waiters};
-use crate::sys::{self, lock};
+use crate::sys::{self, lock, thread};
 use crate::tcp;
 use crate::tcp::port::{self, Sock};
 use core::sync::atomic::Ordering::*;
@@ -25,20 +25,26 @@ pub(super) enum Flushed {
     Late,
 }
 
-/// Puts on TCP what must be there before the FIN; `repeat` is that of
-/// [`TxState::before_fin`](lane::half::TxState::before_fin).
-pub(super) fn flush(c: &Conn, m: &Memory, port: &Sock, fd: i32, repeat: bool) -> Flushed {
-    let end = sys::now_ms() + promotion::LEAVE_MS;
+/// Puts on TCP what must be there before the FIN, and what is unread. (Also if a reset follows: what the other end's
+/// kernel has by then stays readable.) A daemon that has the direction is waited for for at most
+/// `patience` milliseconds, or until a signal comes.
+pub(super) fn flush(c: &Conn, m: &Memory, port: &Sock, patience: u64) -> Flushed {
+    let (fd, begin) = (port.fd, sys::now_ms());
+    let (end, patience) = (begin + promotion::LEAVE_MS, begin.saturating_add(patience));
     loop {
         if c.tx.awaits(m) {
             if promotion::is_orphaned(c) && c.tx.reclaim(m, port).is_err() {
                 return Flushed::Late;
             }
             if c.tx.is_recorded(m) {
-                return Flushed::ByDaemon;
+                if sys::now_ms() >= patience || thread::waiting() {
+                    return Flushed::ByDaemon;
+                }
+                let _ = sys::poll_ms(-1, 0, 1);
+                continue;
             }
         }
-        if let Poll::Ready(repeated) = c.tx.before_fin(m, port, repeat) {
+        if let Poll::Ready(repeated) = c.tx.before_fin(m, port) {
             return Flushed::OnTcp(repeated);
         }
         if fd < 0 || sys::now_ms() >= end {
@@ -103,7 +109,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
             None => Left::Done(Ok(())),
         };
     }
-    let port = Sock { fd, group };
+    let port = Sock::leaving(fd, group);
     if c.rx.shut.load(Relaxed) != 0 {
         c.rx.announce_deaf(&m);
     }
@@ -115,7 +121,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
     };
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         if let Some(_g) = lock::lock(&c.tx.lock) {
-            let repeated = match flush(c, &m, &port, fd, true) {
+            let repeated = match flush(c, &m, &port, 0) {
                 Flushed::OnTcp(repeated) => repeated,
                 Flushed::ByDaemon => {
                     // The daemon shuts the socket down when it is done, or we do when we have the direction again.
@@ -156,7 +162,7 @@ pub fn after_shutdown(i: u32, fd: i32) {
         // Not before the kernel's shutdown, since until then the kernel takes what the other end sends by TCP.
         if c.rx.shut.load(Relaxed) != 0 && !group.is_remote() {
             if let Some(_g) = lock::lock(&c.rx.lock) {
-                c.rx.shut(&m, &Sock { fd, group });
+                c.rx.shut(&m, &Sock::new(fd, group));
             }
         }
         wait::forward(group, None, None);

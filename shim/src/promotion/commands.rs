@@ -47,7 +47,7 @@ pub fn command(conn: u32, gen: u32, what: u32) {
                 let fd = table::local(i).fd.load(Relaxed);
                 if let Some((group, m)) = attached::of(c, table::local(i)) {
                     if let Some(_g) = lock::lock(&c.rx.lock) {
-                        c.rx.unwant_down(&m, &Sock { fd, group }); // the peer does not go up while this stands
+                        c.rx.unwant_down(&m, &Sock::new(fd, group)); // the peer does not go up while this stands
                     }
                 }
                 try_ready(i, c, table::local(i));

@@ -20,7 +20,7 @@ pub fn holder_died(word: &AtomicU32) {
     if !table::is_at(c, fd) {
         return; // it is being closed, or an inlined system call has closed it
     }
-    let port = Sock { fd, group };
+    let port = Sock::new(fd, group);
     let found = match core::ptr::eq(word, &c.tx.lock) {
         true => c.tx.holder_died(&m, &port),
         false => c.rx.holder_died(m.is_remote(), &port),

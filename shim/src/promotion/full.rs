@@ -46,7 +46,7 @@ pub fn go_down_full(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory, ours: im
     if ours() && c.tx.is_up() {
         full_down(c, l);
         let fd = l.fd.load(Relaxed);
-        let _ = c.tx.down(m, &Sock { fd, group });
+        let _ = c.tx.down(m, &Sock::new(fd, group));
         probes::went_down(c);
     }
 }

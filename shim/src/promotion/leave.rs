@@ -53,7 +53,7 @@ pub fn lend(i: u32, fd: i32) {
     table::lend(c);
     enter_inode(c, fd);
     begin(i, fd);
-    if step(i, fd, Reason::Left).is_none() {
+    if step(i, fd, Reason::Left, 0).is_none() {
         l.leaving.store(fd + 1, Relaxed);
     }
 }
@@ -71,7 +71,7 @@ pub fn all_left() {
             if fd < 0 {
                 return;
             }
-            let left = step(i, fd, Reason::Left).is_some();
+            let left = step(i, fd, Reason::Left, asked.waits()).is_some();
             match left || late {
                 true => l.leaving.store(0, Relaxed),
                 false => waits = Some((i, fd)),
@@ -103,7 +103,7 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
     begin(i, fd);
     let mut asked = Asked::new();
     loop {
-        if let Some(whole) = step(i, fd, why) {
+        if let Some(whole) = step(i, fd, why, asked.waits()) {
             return whole;
         }
         if asked.is_due() {
@@ -120,17 +120,23 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
 fn begin(i: u32, fd: i32) {
     let (c, l) = (table::conn(i), table::local(i));
     if let Some((group, m)) = attached::of(c, l) {
-        go_down(c, l, &m, &Sock { fd, group });
+        go_down(c, l, &m, &Sock::leaving(fd, group));
     }
 }
 
-/// One attempt. `None`: something has yet to happen at the peer, or to TCP's buffer. Otherwise the result of [`leave`].
-fn step(i: u32, fd: i32, why: Reason) -> Option<bool> {
+/// Number of waits for a daemon that has not begun to take over the direction of a peer that is gone, and for one that has
+/// recorded it to have the bytes on TCP.
+const GONE: u32 = 60;
+const COMING: u32 = 100;
+
+/// One attempt, after so many waits of the call. `None`: something has yet to happen at the peer, or to TCP's buffer.
+/// Otherwise the result of [`leave`].
+fn step(i: u32, fd: i32, why: Reason, waits: u32) -> Option<bool> {
     let (c, l) = (table::conn(i), table::local(i));
     let Some((group, m)) = attached::of(c, l) else {
         return Some(true);
     };
-    let port = Sock { fd, group };
+    let port = Sock::leaving(fd, group);
     let tx_done = {
         let Some(_g) = lock::lock(&c.tx.lock) else {
             return Some(false);
@@ -161,11 +167,14 @@ fn step(i: u32, fd: i32, why: Reason) -> Option<bool> {
             false => None,
         };
     }
-    if let Some(r) = stuck {
+    let coming = c.rx.is_coming(&m);
+    // (A daemon may have copied its socket before it ended.)
+    let nobody = || !rx_done && !coming && waits >= GONE && is_over(c, l, group, fd);
+    if let Some(r) = stuck.or_else(|| nobody().then_some(Reason::Stalled)) {
         reset(c, fd, r);
         return Some(false);
     }
-    if tx_done && rx_done {
+    if tx_done && rx_done && !(coming && waits < COMING) {
         retire::left(i);
         crate::sets::left(i);
         return Some(true);
@@ -179,21 +188,17 @@ fn await_peer(i: u32, fd: i32) {
     if let Some((group, _)) = attached::of(c, l) {
         port::ring(group);
     }
-    let waits = c.tx.mode.load(Relaxed) == tx::mode::TCP
-        || attached::of(c, l).is_some_and(|(_, m)| c.tx.awaits(&m));
-    let _ = sys::poll_ms(fd, if waits { 0 } else { libc::POLLOUT }, 1);
+    // (Nothing but room on TCP ends the wait early: the end of a connection is there all the time.)
+    let drains = c.tx.mode.load(Relaxed) == tx::mode::DRAIN
+        && attached::of(c, l).is_some_and(|(_, m)| !c.tx.awaits(&m));
+    let _ = sys::poll_ms(if drains { fd } else { -1 }, libc::POLLOUT, 1);
     // The peer's end may be a lane of this same process: do that end's part, too.
     table::each(|k, other| {
         if k != i {
             if let Some((lk, mm)) = attached::of(other, table::local(k)) {
                 if let Some(_g) = lock::try_lock(&other.tx.lock) {
-                    let _ = other.tx.look(
-                        &mm,
-                        &Sock {
-                            fd: table::local(k).fd.load(Relaxed),
-                            group: lk,
-                        },
-                    );
+                    let fd = table::local(k).fd.load(Relaxed);
+                    let _ = other.tx.look(&mm, &Sock::new(fd, lk));
                 }
             }
         }
@@ -208,18 +213,22 @@ fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
         // reset.
         let unread = c.tx.is_up() && c.tx.unread(m).is_ok_and(|n| n > 0);
         let ended = || sys::poll1(port.fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
-        if c.rx.shut.load(Relaxed) == 0 && ended() == libc::POLLRDHUP {
-            ends::has_died(c, m, port.fd, ends::is_dead(l));
-        }
+        let died = c.rx.shut.load(Relaxed) == 0
+            && ended() == libc::POLLRDHUP
+            && ends::has_died(c, m, port.fd, ends::is_dead(l));
         let was = c.tx.is_up();
         // `come_down` first looks whether the peer has closed: its kernel would answer a frame with a reset, but the next
         // owner of the socket must find a clean end of file.
         let _ = c.tx.come_down(m, port);
         // The peer's FIN may have arrived meanwhile, or be about to arrive: that counts as a reset, too.
-        if unread && c.rx.shut.load(Relaxed) == 0 && died_meanwhile(c, m, port) {
-            let _ = sys::getsockopt_u32(port.fd, libc::SOL_SOCKET, libc::SO_ERROR);
-            ends::tell_death(c, m, port.fd);
-            port::cut(port.fd);
+        if unread && !died && c.rx.shut.load(Relaxed) == 0 && died_meanwhile(c, m, port) {
+            if sys::tcp_state(port.fd) == Some(sys::CLOSE) {
+                // (A reset for bytes that its kernel should not have seen.)
+                let _ = sys::getsockopt_u32(port.fd, libc::SOL_SOCKET, libc::SO_ERROR);
+                ends::tell_death(c, m, port.fd);
+            } else {
+                ends::reset_by_death(c, m, port.fd);
+            }
         }
         if was {
             probes::went_down(c);

@@ -20,7 +20,7 @@ pub(super) fn gone(i: u32, c: &Conn, group: &LinkGroup) {
         return;
     };
     let fd = l.fd.load(Relaxed);
-    let port = Sock { fd, group };
+    let port = Sock::new(fd, group);
     let mut poisoned = None;
     if let Some(_g) = lock::lock(&c.tx.lock) {
         let was = c.tx.is_up();

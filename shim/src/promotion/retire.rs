@@ -63,10 +63,7 @@ fn is_clear(i: u32, c: &Conn, group: &LinkGroup) -> bool {
     let Some((_, m)) = attached::of(c, l) else {
         return false;
     };
-    let port = Sock {
-        fd: l.fd.load(Relaxed),
-        group,
-    };
+    let port = Sock::new(l.fd.load(Relaxed), group);
     let was = c.tx.is_up();
     let _ = c.tx.look(&m, &port); // the peer may have requested to go down before
     if was && !c.tx.is_up() {

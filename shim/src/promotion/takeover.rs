@@ -1,5 +1,5 @@
 //! Lanes within the node whose sending direction the daemon brings to TCP, because the other end leaves and this one
-//! does nothing (`lane::half::tx::takeover`).
+//! does nothing, or because this one leaves and may not have as much of TCP (`lane::half::tx::takeover`).
 
 use super::{has, is_still, remote, retire};
 use crate::state::groups::LinkGroup;
@@ -11,6 +11,7 @@ use crate::tcp::probes;
 use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
 use lane::family::{state, Conn};
+use lane::half::tx::mode;
 use lane::half::Memory;
 use lane::proto::reason::Reason;
 
@@ -34,6 +35,11 @@ impl Asked {
         }
     }
 
+    /// Number of waits so far.
+    pub fn waits(&self) -> u32 {
+        self.waits
+    }
+
     /// Before each wait: is the daemon to be asked now?
     pub fn is_due(&mut self) -> bool {
         // (A child that was just forked is greeted meanwhile. A vfork child has the parent's connection.)
@@ -45,7 +51,7 @@ impl Asked {
         is
     }
 
-    /// We leave this lane, and what its other end sends is not on TCP: asks the daemon to bring it there.
+    /// We leave this lane, and what is on its rings is not on TCP: asks the daemon to bring it there.
     pub fn ask(&mut self, i: u32) {
         if !ask(i) {
             self.due = self.waits; // again after the next wait
@@ -57,8 +63,10 @@ impl Asked {
 fn ask(i: u32) -> bool {
     let c = table::conn(i);
     match attached::of(c, table::local(i)) {
-        Some((group, _)) if !group.is_remote() && c.rx.engaged() => {
-            daemon::take_over(group, c.lane.load(Relaxed))
+        Some((group, m)) if !group.is_remote() => {
+            let ask = |ours| daemon::take_over(group, c.lane.load(Relaxed), ours);
+            let stuck = c.tx.mode.load(Relaxed) == mode::DRAIN && !c.tx.awaits(&m);
+            (!c.rx.engaged() || ask(false)) && (!stuck || ask(true))
         }
         _ => true,
     }
@@ -90,7 +98,7 @@ fn take_back(c: &Conn, l: &Local, (group, m): (&LinkGroup, &Memory)) -> Result<(
     if !is_still(c, group, m) || !table::is_at(c, fd) {
         return Ok(()); // closed meanwhile
     }
-    let port = Sock { fd, group };
+    let port = Sock::new(fd, group);
     let was = c.tx.is_up();
     let step = match c.tx.awaits(m) && is_orphaned(c) {
         true => c.tx.reclaim(m, &port),

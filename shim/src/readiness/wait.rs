@@ -163,7 +163,7 @@ fn sleep(
         // A drain is no work for this wait, which only listens to TCP's buffer: see `events`.
         For::Data | For::Rest => c.rx.has_news(m) || work && !attached::is_attended(c),
         For::Space if c.tx.awaits(m) => c.tx.has_work(m),
-        For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock { fd, group }),
+        For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock::new(fd, group)),
     };
     let (woke, poked) = match ready {
         true => (Woke::Look { kernel: false }, false),

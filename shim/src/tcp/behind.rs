@@ -35,6 +35,6 @@ pub fn push(c: &Conn, l: &Local, moved: u64) {
     if sent.back(unacked) >= l.behind.load(Relaxed) {
         l.behind.store(TcpPos::default(), Relaxed);
     } else {
-        Sock { fd, group }.tcp_push();
+        Sock::new(fd, group).tcp_push();
     }
 }

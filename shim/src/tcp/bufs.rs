@@ -6,11 +6,7 @@ use crate::sys;
 use lane::abi::RING_FAST_LOG2;
 use lane::family::Conn;
 use lane::half::Memory;
-
-/// Tells which sizes were set by the application (Linux 5.15), and the bits of its value.
-const SO_BUF_LOCK: i32 = 72;
-const SNDBUF_LOCKED: u32 = 1;
-const RCVBUF_LOCKED: u32 = 2;
+use lane::os::room::{RCVBUF_LOCKED, SNDBUF_LOCKED, SO_BUF_LOCK};
 
 /// The kernel's smallest send buffer.
 const SNDBUF_MIN: u32 = 4608;

@@ -177,13 +177,21 @@ fn decide(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory, fd: i32) -> i64 {
 }
 
 /// The other end died with bytes of ours unread on the ring, of which its kernel does not know: leaves the socket
-/// as if its reset had come. If the socket is closed although this end has not ended, TCP has had a reset as well,
-/// which the kernel reports or has reported.
+/// as if its reset had come. If nothing of TCP is unread, which that would discard, the kernel tells it, also to who has
+/// the connection next. If the socket is closed although this end has not ended, TCP has had a reset as well, which the
+/// kernel reports or has reported.
 pub fn reset_by_death(c: &Conn, m: &Memory, fd: i32) {
-    if c.rx.has_ended(m) || sys::tcp_state(fd) != Some(sys::CLOSE) {
+    let open = sys::tcp_state(fd) != Some(sys::CLOSE);
+    let queued = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
+    if open && !has_shut(c, m, fd) && !queued() {
+        return crate::tcp::disconnect(fd);
+    }
+    if c.rx.has_ended(m) || open {
         tell_death(c, m, fd);
     }
-    port::cut(fd);
+    if open {
+        port::cut(fd); // (of a closed socket, it would be a second event)
+    }
 }
 
 /// Does the same if the other end has died that way and it was not noticed before. `dead` as in
@@ -197,10 +205,15 @@ pub fn has_died(c: &Conn, m: &Memory, fd: i32, dead: bool) -> bool {
     died
 }
 
+/// Had the peer sent a FIN before?
+fn has_shut(c: &Conn, m: &Memory, fd: i32) -> bool {
+    let fin = || sys::poll1(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+    c.rx.said(m) & marks::ENDED != 0 && fin()
+}
+
 /// After a FIN that the peer sent earlier, such a reset is EPIPE for senders.
 pub fn tell_death(c: &Conn, m: &Memory, fd: i32) {
-    let fin = || sys::poll1(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
-    match c.rx.said(m) & marks::ENDED != 0 && fin() {
+    match has_shut(c, m, fd) {
         true => c.tx.error.put(libc::EPIPE),
         false => c.rx.error.put(libc::ECONNRESET),
     }

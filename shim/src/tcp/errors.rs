@@ -28,7 +28,7 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     c.tx.forsake();
     // (A packet filter may drop the RST: see `ends`.)
     if let Some((group, m)) = attached::of(c, table::local_of(c)).filter(|(k, _)| !k.is_remote()) {
-        c.rx.announce_reset(&m, &Sock { fd, group });
+        c.rx.announce_reset(&m, &Sock::new(fd, group));
     }
     disconnect(fd);
     c.rx.abandon();

@@ -82,7 +82,8 @@ fn hint(i: u32, fd: i32) -> i32 {
         .or_else(|| super::unread(i, fd))
         .or_else(|| sys::ioctl_i32(fd, libc::FIONREAD).ok())
         .unwrap_or(0);
-    let end = tcp & libc::POLLRDHUP != 0 && end_received(fd);
+    // (A reset is no end.)
+    let end = tcp & (libc::POLLRDHUP | libc::POLLERR) == libc::POLLRDHUP && end_received(fd);
     unread.saturating_add(i32::from(end))
 }
 

@@ -7,6 +7,7 @@ use crate::state::table;
 use crate::sys::{self, pages};
 use core::sync::atomic::Ordering::*;
 use lane::half::{Iov, Port, KEPT};
+use lane::os::room;
 
 /// Rings the other client.
 pub fn ring(group: &LinkGroup) {
@@ -34,13 +35,34 @@ pub fn is_over(fd: i32, events: i16) -> bool {
 pub struct Sock<'a> {
     pub fd: i32,
     pub group: &'a LinkGroup,
+    leaves: bool,
 }
 
-impl Sock<'_> {
+impl<'a> Sock<'a> {
+    pub fn new(fd: i32, group: &'a LinkGroup) -> Self {
+        let leaves = false;
+        Sock { fd, group, leaves }
+    }
+
+    /// That of an end that leaves its lane, or ends.
+    pub fn leaving(fd: i32, group: &'a LinkGroup) -> Self {
+        let leaves = true;
+        Sock { fd, group, leaves }
+    }
+
     /// Has TCP ended with an error that has not been reported yet?
     fn has_error(&self) -> bool {
         let e = sys::poll1(self.fd, 0) & libc::POLLERR;
         e != 0 && is_over(self.fd, e)
+    }
+}
+
+impl room::Options for Sock<'_> {
+    fn get(&self, level: i32, name: i32) -> Option<u32> {
+        sys::getsockopt_u32(self.fd, level, name).ok()
+    }
+    fn set(&self, level: i32, name: i32, value: u32) -> bool {
+        sys::setsockopt(self.fd, level, name, &value.to_ne_bytes()).is_ok()
     }
 }
 
@@ -59,6 +81,13 @@ impl Port for Sock<'_> {
             false if self.has_error() => Err(KEPT),
             false => sys::send(self.fd, data, len),
         }
+    }
+    fn tcp_send_more(&self, data: *const u8, len: usize) -> Result<usize, i32> {
+        // (A thread that reads or sets the size waits for the lock that we hold: `hooks::sock`.)
+        room::with_more(self, false, || self.tcp_send(data, len))
+    }
+    fn leaves(&self) -> bool {
+        self.leaves
     }
     fn tcp_recv(&self, buf: *mut u8, len: usize, peek: bool) -> Result<usize, i32> {
         if peek && self.has_error() && self.tcp_unread() == Ok(0) {

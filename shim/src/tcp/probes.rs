@@ -126,7 +126,7 @@ fn look(c: &Conn, l: &Local, group: &LinkGroup, probe_s: u32) -> bool {
         return false;
     }
     l.unanswered.store(1, Relaxed);
-    let _ = c.tx.down(&m, &Sock { fd, group });
+    let _ = c.tx.down(&m, &Sock::new(fd, group));
     went_down(c);
     true
 }

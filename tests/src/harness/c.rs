@@ -11,9 +11,20 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// Compiles a program.
 pub fn compile(name: &str, program: &Path) -> Result<()> {
+    compile_as(&["-Wl,-z,now"], name, program) // (lazy binding takes stack)
+}
+
+/// Compiles a library, to be preloaded.
+pub fn library(name: &str, library: &Path) -> Result<()> {
+    compile_as(&["-shared", "-fPIC"], name, library)
+}
+
+fn compile_as(how: &[&str], name: &str, to: &Path) -> Result<()> {
     Program::new("cc", &Place::bare())
-        .args(["-O1", "-pthread", "-Wl,-z,now", "-o"]) // (lazy binding takes stack)
-        .arg(program)
+        .args(["-O1", "-pthread"])
+        .args(how)
+        .arg("-o")
+        .arg(to)
         .arg(paths::script(&format!("{name}.c")))
         .check(LIMIT)?;
     Ok(())

@@ -4,7 +4,7 @@ use super::program::{Output, Place, Program, Running};
 use super::{paths, until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
@@ -13,6 +13,7 @@ use underpass_admin::{client, Request, Response, Row, Stats, Target};
 pub struct Daemon {
     dir: TempDir,
     args: Vec<String>,
+    preload: Option<PathBuf>,
     running: Option<Running>,
 }
 
@@ -29,12 +30,21 @@ impl Daemon {
         Ok(d)
     }
 
+    /// With this library preloaded.
+    pub fn preloaded(library: &Path) -> Result<Self> {
+        let mut d = Self::absent()?;
+        d.preload = Some(library.to_path_buf());
+        d.restart()?;
+        Ok(d)
+    }
+
     /// Only the directory: no daemon runs yet.
     pub fn absent() -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("uptest-").tempdir()?;
         Ok(Daemon {
             dir,
             args: Vec::new(),
+            preload: None,
             running: None,
         })
     }
@@ -45,8 +55,11 @@ impl Daemon {
         let mut p = Program::new(paths::bin("underpassd"), &Place::bare())
             .arg("--dir")
             .arg(self.dir.path())
-            .args(&self.args)
-            .spawn()?;
+            .args(&self.args);
+        if let Some(library) = &self.preload {
+            p = p.env("LD_PRELOAD", library);
+        }
+        let mut p = p.spawn()?;
         let ready = until("the daemon answers", PATIENCE, || {
             p.has_ended() || self.ask(&Request::Ping).is_ok()
         });

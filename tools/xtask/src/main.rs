@@ -117,7 +117,7 @@ fn main() -> ExitCode {
         "soak" => steps::run(&tree, vec![build_step(), soak(&tree)]),
         "suites" => steps::run(&tree, vec![build_step(), suites(&tree, &rest, false)]),
         "suites-full" => steps::run(&tree, vec![build_step(), suites(&tree, &rest, true)]),
-        "programs" => steps::run(&tree, vec![build_step(), programs(&tree, &rest)]),
+        "programs" => steps::run(&tree, all_programs(&tree, &rest)),
         "ci" => {
             let all = ci(&tree);
             let budget = ci_budget(&all);
@@ -357,6 +357,17 @@ fn programs(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test programs --");
     c.args(names);
     Step::new("programs", Kind::Tests, 900, c)
+}
+
+/// These; without names, also those that hand connections to others.
+fn all_programs(tree: &Tree, names: &[String]) -> Vec<Step> {
+    let mut all = vec![build_step(), programs(tree, names)];
+    if names.is_empty() {
+        let mut c = tree.cargo("test -p underpass-tests --test handovers -- --nocapture");
+        c.env("UNDERPASS_HANDOVERS", "all");
+        all.push(Step::new("handovers", Kind::Tests, 360, c));
+    }
+    all
 }
 
 /// Virtual machines, booted once; the test program runs its tests in order by itself.

@@ -53,14 +53,13 @@ impl LinkGroups {
         Some(group.sides.get(usize::from(side))?.client)
     }
 
-    /// An end leaves, and asks that what the other end sends be taken over. `None`: that is under way, or there is
-    /// nothing to take over.
+    /// An end leaves, and asks that what the end at side `sender` sends be taken over. `None`: that is under way, or
+    /// there is nothing to take over.
     pub(crate) fn take_over(
         &mut self,
         from: ClientId,
-        id: u64,
-        side: u8,
-        lane: u32,
+        (id, lane): (u64, u32),
+        (side, sender): (u8, u8),
     ) -> Result<Option<Found>, Violation> {
         let now = self.clock.now();
         let Some(group) = Self::find(&mut self.groups, from, id, side)? else {
@@ -69,35 +68,38 @@ impl LinkGroups {
         if group.is_remote() {
             return Err(Violation("a takeover across nodes"));
         }
-        let other = 1 - usize::from(side);
+        let sender = usize::from(sender);
+        if sender > 1 {
+            return Err(Violation("a takeover of a side that does not exist"));
+        }
         let (sides, slot) = (&group.sides, group.slots.get_mut(lane as usize));
         let Some(slot) = slot else {
             return Err(Violation("a takeover on a lane that does not exist"));
         };
         let uses = slot.uses;
         let free = |u: &&mut super::Use| {
-            let soon = u.asked[other].is_some_and(|t| now.saturating_sub(t) < AGAIN);
-            let idle = !u.taken[other] && !soon && u.cookies[other] != 0;
-            u.offered && !u.done[other] && idle
+            let soon = u.asked[sender].is_some_and(|t| now.saturating_sub(t) < AGAIN);
+            let idle = !u.taken[sender] && !soon && u.cookies[sender] != 0;
+            u.offered && !u.done[sender] && idle
         };
-        let (Some(u), Some(words)) = (slot.now.as_mut().filter(free), &sides[other].words) else {
+        let (Some(u), Some(words)) = (slot.now.as_mut().filter(free), &sides[sender].words) else {
             return Ok(None);
         };
-        u.taken[other] = true;
-        u.asked[other] = Some(now);
-        let files = sides[other].chunks().map(|c| (c.fd.clone(), c.bytes));
+        u.taken[sender] = true;
+        u.asked[sender] = Some(now);
+        let files = sides[sender].chunks().map(|c| (c.fd.clone(), c.bytes));
         Ok(Some(Found {
             direction: Direction {
                 at: (id, lane),
                 uses,
-                who: u.ends[other],
-                side: other,
+                who: u.ends[sender],
+                side: sender,
             },
             words: words.clone(),
             files: files.collect(),
-            peer: sides[usize::from(side)].first.fd.clone(),
+            peer: sides[1 - sender].first.fd.clone(),
             tag: u.tag,
-            cookie: u.cookies[other],
+            cookie: u.cookies[sender],
         }))
     }
 

@@ -129,7 +129,10 @@ fn a_slot_that_is_taken_over() {
     let mut w = World::new(10, u64::MAX);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
     let (group, mut out) = (w.offers[0].1, Out::default());
-    let ask = |w: &mut World, from, side| w.groups.take_over(ClientId(from), group, side, 0);
+    let ask = |w: &mut World, from, side| {
+        w.groups
+            .take_over(ClientId(from), (group, 0), (side, 1 - side))
+    };
     assert!(
         ask(&mut w, 2, 1).unwrap().is_none(),
         "nothing proves its socket"
@@ -145,7 +148,7 @@ fn a_slot_that_is_taken_over() {
     assert_eq!((found.files.len(), found.words.len()), (1, CONTROL_BYTES));
     assert!(ask(&mut w, 2, 1).unwrap().is_none(), "it is under way");
     assert!(ask(&mut w, 2, 0).is_err() && ask(&mut w, 3, 1).is_err());
-    assert!(w.groups.take_over(ClientId(2), group, 1, 1).is_err());
+    assert!(w.groups.take_over(ClientId(2), (group, 1), (1, 0)).is_err());
     w.done(group, 0);
     w.connect([end(1, 1), end(2, 1)]).unwrap();
     assert_eq!((w.groups.lanes(), w.offers.last().unwrap().2), (2, 1));

@@ -125,6 +125,14 @@ impl RxState {
         !m.is_remote() && word == TakeoverWord::new(self.epoch.load(Relaxed), what)
     }
 
+    /// On one node: has a daemon claimed the direction, which it brings to TCP, and not finished? (If it has recorded that,
+    /// the receiver may be on TCP already, before the bytes are.)
+    pub fn is_coming(&self, m: &Memory) -> bool {
+        let word = m.peer_daemon().takeover.load(Acquire); // as above
+        let ours = !m.is_remote() && word.epoch() == self.epoch.load(Relaxed);
+        ours && (takeover::TAKEN..takeover::DONE).contains(&word.phase())
+    }
+
     /// On one node, a frame was taken and its sender does not finish what it announces: shows a daemon that this end
     /// leaves. (The sender only goes on with what it has begun.)
     fn ask_for_the_rest(&self, m: &Memory, port: &impl Port) {
@@ -147,9 +155,7 @@ impl RxState {
         m.own_rx().word.store(RxWord::new(epoch, rx::READY), SeqCst);
         // SYNC withdraw: we have withdrawn, now we look; the daemon claims, then looks at our word (`TxState::adopt`).
         fence(SeqCst);
-        let word = m.peer_daemon().takeover.load(Acquire);
-        let taken = takeover::TAKEN..takeover::DONE;
-        if !m.is_remote() && word.epoch() == epoch && taken.contains(&word.phase()) {
+        if self.is_coming(m) {
             let revoked = RxWord::new(epoch, rx::READY | rx::REVOKED);
             m.own_rx().word.store(revoked, SeqCst);
             return false;

@@ -60,7 +60,7 @@ impl TxState {
         let mut at = read;
         while let Some((ring, end)) = self.ring_at(m, at, head).filter(|_| at < head) {
             let (p, n) = ring.run(at, end - at);
-            match self.repeat(port, p, n) {
+            match self.repeat(m, port, p, n) {
                 Ok(Some(n)) => at += n as u64,
                 _ => break, // what TCP has is unread at the other end, too
             }
@@ -68,11 +68,21 @@ impl TxState {
         true
     }
 
-    /// Puts bytes on TCP that no send counts: a frame, or bytes that the ring has as well. None: TCP takes nothing
-    /// now. An error means the end of the connection; it is kept for the application, because the kernel reports it
+    /// Puts bytes on TCP that no send counts: a frame, or bytes that the ring has as well; if an end leaves, also more
+    /// than TCP is meant to hold, because the other end may take nothing. None: TCP takes nothing now. An error means the end of the connection; it is kept for the application, because the kernel reports it
     /// only once.
-    fn repeat(&self, port: &impl Port, p: *const u8, n: usize) -> Result<Option<usize>, i32> {
-        match port.tcp_send(p, n) {
+    fn repeat(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        p: *const u8,
+        n: usize,
+    ) -> Result<Option<usize>, i32> {
+        let sent = match port.tcp_send(p, n) {
+            Err(libc::EAGAIN) if port.leaves() || self.is_revoked(m) => port.tcp_send_more(p, n),
+            sent => sent,
+        };
+        match sent {
             Ok(n) => {
                 self.tcp_pos.add(n as u64, Relaxed);
                 self.again.fetch_add(n as u64, Relaxed);
@@ -84,6 +94,12 @@ impl TxState {
                 Err(e)
             }
         }
+    }
+
+    /// Has the receiver revoked this epoch, and so wait for what is on TCP, or will be?
+    fn is_revoked(&self, m: &Memory) -> bool {
+        let word = m.peer_rx().word.load(Relaxed);
+        word.epoch() == self.epoch.load(Relaxed) && word.has(rx::REVOKED)
     }
 
     /// Does a revocation require a frame? Across nodes it does if bytes of this epoch were taken from the ring (see
@@ -212,15 +228,12 @@ impl TxState {
     }
 
     /// On one node, before TCP is shut down for sending by `shutdown` or `close`: afterwards nobody can answer a
-    /// revocation, and a receiver that finds some bytes of a revoked ring on TCP expects all of them there. `Pending`:
-    /// they are not, or a daemon is bringing them there; call again when TCP takes more, or reset the connection. `repeat`: unread bytes that were not
-    /// revoked go there, too. The result is for [`TxState::shut`].
-    pub fn before_fin(&self, m: &Memory, port: &impl Port, repeat: bool) -> Poll<Option<TcpPos>> {
+    /// revocation, and a receiver that finds some bytes of a revoked ring on TCP expects all of them there. Unread bytes
+    /// that were not revoked go there, too. `Pending`: revoked ones are not there yet, or a daemon is bringing them
+    /// there; call again when TCP takes more, or reset the connection. The result is for [`TxState::shut`].
+    pub fn before_fin(&self, m: &Memory, port: &impl Port) -> Poll<Option<TcpPos>> {
         let _ = self.look(m, port);
-        let repeated = match repeat {
-            true => self.repeat_unread(m, port),
-            false => None,
-        };
+        let repeated = self.repeat_unread(m, port);
         // (Asked last, because a revocation may have come since the look.)
         match self.must_flush() || self.held(m) {
             true => Poll::Pending,
@@ -332,7 +345,7 @@ impl TxState {
                 tag: self.tag.load(Relaxed),
             }
             .encode();
-            match self.repeat(port, frame[done..].as_ptr(), LEN - done) {
+            match self.repeat(m, port, frame[done..].as_ptr(), LEN - done) {
                 Ok(Some(n)) => self.frame_done.store(num::small(done + n), Relaxed),
                 Ok(None) => return Ok(Progress::Blocked),
                 // Shut down or dead. Everything is still on the ring.
@@ -346,7 +359,7 @@ impl TxState {
                 return Err(Reason::Internal);
             };
             let (p, n) = ring.run(at, end - at);
-            match self.repeat(port, p, n) {
+            match self.repeat(m, port, p, n) {
                 Ok(Some(n)) => self.drain_at.store(at + n as u64, Relaxed),
                 Ok(None) => return Ok(Progress::Blocked),
                 Err(_) => return Ok(self.settle(m, port, epoch, tx::BROKEN)), // as above

@@ -33,6 +33,14 @@ pub enum Adopted {
     Ring,
 }
 
+/// For the daemon: may this direction, which is in this state, be taken over on one node? Its receiver has revoked, or
+/// it is on its way down already.
+pub fn is_asked(m: &Memory, state: TxWord) -> bool {
+    let word = m.peer_rx().word.load(Acquire); // pairs with the SeqCst store in `RxState::revoke`
+    let revoked = word.epoch() == state.epoch() && word.has(rx::REVOKED);
+    state.phase() == tx::DOWNING || state.phase() == tx::UP && revoked
+}
+
 /// Has the epoch of this state already been taken over and finished, and the end only not looked since then?
 pub fn is_done(m: &Memory, state: TxWord) -> bool {
     m.daemon().takeover.load(Relaxed) == TakeoverWord::new(state.epoch(), takeover::DONE)

@@ -21,7 +21,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         false => lock::try_lock(word),
     };
     let (group, m) = attached::of(c, l)?;
-    let port = Sock { fd, group };
+    let port = Sock::new(fd, group);
     let mut ev = 0;
     match c.rx.ready(&m) {
         Some(true) => ev |= IN,
@@ -104,7 +104,7 @@ pub(super) fn writable(c: &Conn, l: &Local, group: &LinkGroup, fd: i32, m: &Memo
         full::go_down_full(c, l, group, m, || true);
         return !attached::engaged_tx(c) && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
     }
-    c.tx.want_space(m, &Sock { fd, group })
+    c.tx.want_space(m, &Sock::new(fd, group))
 }
 
 /// Result of a harvest: how many events were written, and whether a lane was locked by another thread.

@@ -25,6 +25,11 @@ pub fn is_single_threaded() -> bool {
     }
 }
 
+/// Ends the process.
+pub fn exit_group(code: i32) {
+    let _ = sc!(libc::SYS_exit_group, code);
+}
+
 fn stat(path: &[u8]) -> R<libc::stat> {
     if path.last() != Some(&0) {
         return Err(libc::EINVAL);
