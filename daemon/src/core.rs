@@ -362,6 +362,15 @@ impl<V: Provider> Core<V> {
         Ok(())
     }
 
+    /// A registration is taken back.
+    fn forget(&mut self, who: ConnRef) {
+        if let Some(p) = self.clients.get_mut(&who.client) {
+            p.under_way.remove(&(who.conn, who.gen));
+        }
+        self.waiting.forget(who);
+        self.forget_across(who);
+    }
+
     /// Handles a message. Returns the registered socket that is to be read because of it. `Err`: the connection
     /// must be cut.
     pub fn message(
@@ -441,11 +450,7 @@ impl<V: Provider> Core<V> {
             ToDaemon::Reset { conn, gen, reason } => self.was_reset(who(conn, gen), reason),
             ToDaemon::FuseBlown {} => self.fuse_blown(id),
             ToDaemon::Forget { conn, gen } => {
-                if let Some(p) = self.clients.get_mut(&id) {
-                    p.under_way.remove(&(conn, gen));
-                }
-                self.waiting.forget(who(conn, gen));
-                self.forget_across(who(conn, gen));
+                self.forget(who(conn, gen));
                 trouble = (Reason::PeerDeclined, RETRY_SOON_MS);
                 self.groups.forget(who(conn, gen), &mut out);
             }
