@@ -1,7 +1,7 @@
 //! Programs that hand connections to other programs (inetd, CGI, workers, binary upgrades, socket activation), as people
 //! run them: what arrives is what was sent, no connection is reset by the shim, and lanes are used.
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{ensure, Result};
 use std::time::Duration;
 use underpass_tests::harness::{Daemon, Program};
 
