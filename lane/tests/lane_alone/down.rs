@@ -238,9 +238,9 @@ fn unread_bytes_before_a_fin() {
 /// while they are being repeated: it would take the first ones for bytes that bypassed the lane.
 #[test]
 fn revoked_before_a_fin() {
-    for (repeat, meanwhile) in [(false, false), (true, false), (true, true)] {
+    for meanwhile in [false, true] {
         let e = Alone::up(false);
-        let step = || e.tx.before_fin(&e.memory(), &e.tcp, repeat);
+        let step = || e.tx.before_fin(&e.memory(), &e.tcp);
         e.send(100);
         e.tcp.room.set(5);
         match meanwhile {
@@ -248,7 +248,7 @@ fn revoked_before_a_fin() {
             false => e.says(FIRST, rx::READY | rx::REVOKED),
         }
         for room in [0, 30] {
-            assert_eq!(step(), Poll::Pending, "{repeat} {meanwhile} {room}");
+            assert_eq!(step(), Poll::Pending, "{meanwhile} {room}");
             assert!(e.tcp.then.borrow().is_none() && e.tx.must_flush());
             e.tcp.room.set(room);
         }
@@ -259,14 +259,40 @@ fn revoked_before_a_fin() {
         assert_eq!(e.state(), TxWord::new(FIRST, tx::RESUMED));
         assert_eq!(e.tx.downs.load(Relaxed), 1);
     }
-    // Where the close is a reset, nothing is repeated.
+}
+
+/// More than TCP is meant to hold goes there if an end leaves: this one, or the other one in this epoch. A sender that goes
+/// down by itself takes no more than there is.
+#[test]
+fn more_than_tcp_is_meant_to_hold() {
+    let whole = LEN + 100;
+    for (leaves, says, more, there) in [
+        (false, rx::READY, 1 << 20, 40),
+        (true, rx::READY, 1 << 20, whole),
+        (true, rx::READY, 30, 70),
+        (false, rx::READY | rx::REVOKED, 1 << 20, 100),
+    ] {
+        let e = Alone::up(false);
+        e.send(100);
+        e.says(FIRST, says);
+        e.tcp.room.set(40);
+        e.tcp.leaves.set(leaves);
+        e.tcp.more.set(more);
+        let _ = e.tx.down(&e.memory(), &e.tcp);
+        assert_eq!(e.on_tcp(), there, "{leaves} {says:?} {more}");
+    }
+    // A revocation of another epoch is none.
     let e = Alone::up(false);
     e.send(100);
-    let r = e.tx.before_fin(&e.memory(), &e.tcp, false);
-    assert_eq!(
-        (r, e.mode(), e.on_tcp()),
-        (Poll::Ready(None), mode::RING, 0)
-    );
+    e.tcp.room.set(40);
+    e.tcp.more.set(1 << 20);
+    let _ = e.tx.down(&e.memory(), &e.tcp);
+    e.says(FIRST.next(), rx::READY | rx::REVOKED);
+    let _ = e.tx.look(&e.memory(), &e.tcp);
+    assert_eq!(e.on_tcp(), 40);
+    e.says(FIRST, rx::READY | rx::REVOKED);
+    let _ = e.tx.look(&e.memory(), &e.tcp);
+    assert_eq!(e.on_tcp(), whole);
 }
 
 /// A shutdown says what the ring's bytes are: on the ring only. It counts as a way down once.

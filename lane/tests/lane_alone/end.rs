@@ -65,6 +65,9 @@ pub struct Tcp {
     pub pushed: Cell<u32>,
     /// Most bytes that one send takes.
     pub piece: Cell<usize>,
+    /// How much more it takes of an end that leaves.
+    pub more: Cell<usize>,
+    pub leaves: Cell<bool>,
     /// The process dies at the so many-th point from here: before a call, or after its effect.
     pub dies: Cell<Option<u32>>,
     /// Done in the next call that rings the doorbell, or that asks for the so many-th time.
@@ -90,6 +93,8 @@ impl Default for Tcp {
             rung: Cell::default(),
             pushed: Cell::default(),
             piece: Cell::new(usize::MAX),
+            more: Cell::default(),
+            leaves: Cell::default(),
             dies: Cell::default(),
             then: RefCell::default(),
             at_ask: Cell::default(),
@@ -126,6 +131,15 @@ impl Tcp {
 }
 
 impl Port for Tcp {
+    fn tcp_send_more(&self, data: *const u8, len: usize) -> Result<usize, i32> {
+        self.room.set(self.more.take());
+        let r = self.tcp_send(data, len);
+        self.more.set(self.room.take());
+        r
+    }
+    fn leaves(&self) -> bool {
+        self.leaves.get()
+    }
     fn tcp_send(&self, data: *const u8, len: usize) -> Result<usize, i32> {
         self.point();
         if self.error.get() != 0 {
