@@ -70,11 +70,15 @@ impl Net {
         if self.reset {
             return Err(libc::ECONNRESET);
         }
-        let more = if beyond { p.more } else { 0 };
+        // (Byte by byte, a call that leaves would not end.)
+        let (more, piece) = match beyond {
+            true => (p.more, p.piece.max(100)),
+            false => (0, p.piece),
+        };
         let n = b
             .len()
             .min((p.snd_cap + more).saturating_sub(p.snd.len()))
-            .min(p.piece);
+            .min(piece);
         if n == 0 && !b.is_empty() {
             return Err(libc::EAGAIN);
         }
