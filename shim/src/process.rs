@@ -10,6 +10,7 @@ mod exec;
 mod exit;
 mod fork;
 mod give_up;
+mod linger;
 mod made;
 mod remote;
 mod shutdown;

@@ -114,8 +114,8 @@ struct Use {
     told: [bool; 2],
     /// Is what this end sends being taken over? Then the slot is not free yet.
     taken: [bool; 2],
-    /// When that was asked for last.
-    asked: [Option<Duration>; 2],
+    /// When that was asked for last, by each end.
+    asked: [[Option<Duration>; 2]; 2],
     /// Within the node, the cookies of the sockets that were paired; 0: not known.
     cookies: [u64; 2],
 }

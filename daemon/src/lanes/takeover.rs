@@ -267,7 +267,7 @@ impl Takeover {
             return Step::NONE;
         };
         let now = m.own_tx().state.load(Acquire); // pairs with the Release in `TxState::say`
-        if self.is_cut() || !is_asked(&m, now) || is_done(&m, now) {
+        if self.is_cut() || !is_asked(&m, now, self.found.own) || is_done(&m, now) {
             return Step::NONE;
         }
         let again = match self.began.elapsed() < BUSY {

@@ -136,7 +136,7 @@ mod tests {
 
     /// Sends until nothing more is taken.
     fn fill(a: &TcpStream) -> usize {
-        let (some, mut n) = ([7; 1 << 16], 0);
+        let (some, mut n) = ([7u8; 1 << 13], 0);
         let flags = rustix::net::SendFlags::DONTWAIT;
         while let Ok(k) = rustix::net::send(a, &some, flags) {
             n += k;

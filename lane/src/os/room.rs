@@ -22,32 +22,41 @@ pub trait Options {
     fn set(&self, level: i32, name: i32, value: u32) -> bool;
 }
 
+/// A send buffer of this size is not made larger (somebody else may be doing it).
+const LARGEST: u32 = 8 << 20;
+
 /// Sends, while the socket's send buffer is larger than it is meant to be; not if it cannot be given back its size. The
-/// buffer never holds more than [`MORE`] bytes above that, however often this is called. `force`: for who may set sizes
-/// beyond `net.core.wmem_max` (socket(7)).
+/// buffer never holds more than [`MORE`] bytes above that, however often this is called. What somebody else sets
+/// meanwhile stays. `force`: for who may set sizes beyond `net.core.wmem_max` (socket(7)).
 pub fn with_more<R>(o: &impl Options, force: bool, send: impl FnOnce() -> R) -> R {
-    let sol = libc::SOL_SOCKET;
-    let option = |level, name| o.get(level, name);
-    let lock = option(sol, SO_BUF_LOCK);
-    let size = option(sol, libc::SO_SNDBUF);
-    let unsent = option(libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT);
+    let (sol, tcp) = (libc::SOL_SOCKET, libc::IPPROTO_TCP);
+    let lock = o.get(sol, SO_BUF_LOCK);
+    let size = o.get(sol, libc::SO_SNDBUF);
+    let unsent = o.get(tcp, libc::TCP_NOTSENT_LOWAT);
     let (Some(lock), Some(size), Some(unsent)) = (lock, size, unsent) else {
         return send();
     };
     // The kernel doubles what it is told.
     let larger = size.saturating_add(MORE) / 2;
-    let by = match force && o.set(sol, libc::SO_SNDBUFFORCE, larger) {
+    let by = match force && size < LARGEST && o.set(sol, libc::SO_SNDBUFFORCE, larger) {
         true => libc::SO_SNDBUFFORCE,
         false if size <= ASKED_MAX && o.set(sol, libc::SO_SNDBUF, larger) => libc::SO_SNDBUF,
         false => return send(),
     };
-    let low = |n| o.set(libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, n);
-    let lowered = low(u32::MAX);
+    let ours = o.get(sol, libc::SO_SNDBUF);
+    let lowered = o.set(tcp, libc::TCP_NOTSENT_LOWAT, u32::MAX);
     let r = send();
-    if lowered {
-        low(unsent);
+    if lowered && o.get(tcp, libc::TCP_NOTSENT_LOWAT) == Some(u32::MAX) {
+        o.set(tcp, libc::TCP_NOTSENT_LOWAT, unsent);
     }
-    o.set(sol, by, size / 2);
-    o.set(sol, SO_BUF_LOCK, lock);
+    if o.get(sol, libc::SO_SNDBUF) == ours {
+        o.set(sol, by, size / 2);
+        let now = o.get(sol, SO_BUF_LOCK).unwrap_or(lock);
+        o.set(
+            sol,
+            SO_BUF_LOCK,
+            now & !SNDBUF_LOCKED | lock & SNDBUF_LOCKED,
+        );
+    }
     r
 }

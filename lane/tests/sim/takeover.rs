@@ -32,7 +32,10 @@ impl World {
             return None; // (there is no socket to be had)
         }
         let state = m.own_tx().state.load(Acquire);
-        if !is_asked(&m, state) || is_done(&m, state) || !claim(&m, state, || h.busy[TX].get()) {
+        if !is_asked(&m, state, true)
+            || is_done(&m, state)
+            || !claim(&m, state, || h.busy[TX].get())
+        {
             return None;
         }
         let tx = Box::<TxState>::default();

@@ -258,12 +258,17 @@ pub unsafe extern "C" fn splice(
     unsafe {
         process::give_up(i, Reason::Option);
         process::give_up(o, Reason::Option);
-        match keeps_ring(i) {
+        let into_pipe = io_.is_null() && oo.is_null() && f & !SPLICE_FLAGS == 0 && sys::is_fifo(o);
+        match into_pipe && keeps_ring(i) {
             true => spliced(i, o, n, f),
             false => real::splice(i, io_, o, oo, n, f),
         }
     }
 }
+
+/// The flags that splice(2) has.
+const SPLICE_FLAGS: u32 =
+    libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
 
 /// After a connection was given up: are bytes left on its ring? The other end is gone then, and nobody could put them on
 /// TCP.
@@ -271,23 +276,25 @@ pub fn keeps_ring(fd: i32) -> bool {
     conn(fd).is_some_and(|i| ring_comes_first(i, fd))
 }
 
-/// Such bytes go to the pipe.
+/// Such bytes go to the pipe. (Threads that splice one connection at once are not kept apart.)
 fn spliced(from: i32, pipe: i32, n: usize, flags: u32) -> isize {
     let mut buf = [0u8; 1024];
     let mut all = 0;
-    while all < n {
-        let at_once = all > 0 || flags & libc::SPLICE_F_NONBLOCK != 0;
-        if at_once && sys::poll1(pipe, libc::POLLOUT) & libc::POLLOUT == 0 {
+    let room = || sys::poll1(pipe, libc::POLLOUT) & (libc::POLLOUT | libc::POLLERR) != 0;
+    while all < n && keeps_ring(from) {
+        if (all > 0 || flags & libc::SPLICE_F_NONBLOCK != 0) && !room() {
             break;
         }
         let (p, len) = (buf.as_mut_ptr().cast(), buf.len().min(n - all));
         // SAFETY: `p` is writable, then readable, for `len`.
         let moved = unsafe {
             let there = recv(from, p, len, libc::MSG_PEEK | libc::MSG_DONTWAIT);
-            let there = usize::try_from(there).unwrap_or(0);
-            match write(pipe, p, there) {
-                w if w > 0 => recv(from, p, num::size(w.unsigned_abs() as u64), 0),
-                w => w,
+            match usize::try_from(there) {
+                Ok(there) if there > 0 => match write(pipe, p, there) {
+                    w if w > 0 => recv(from, p, w.unsigned_abs(), 0),
+                    w => w,
+                },
+                _ => there,
             }
         };
         match moved {
@@ -296,13 +303,11 @@ fn spliced(from: i32, pipe: i32, n: usize, flags: u32) -> isize {
             _ => break,
         }
     }
-    match all {
-        0 if n > 0 => {
-            crate::set_errno(libc::EAGAIN);
-            -1
-        }
-        n => n.cast_signed(),
+    if all == 0 && n > 0 {
+        crate::set_errno(libc::EAGAIN);
+        return -1;
     }
+    all.cast_signed()
 }
 
 #[no_mangle]

@@ -181,12 +181,13 @@ pub unsafe extern "C" fn getsockopt(
 
 /// While bytes of a way down, or the native sends behind them, go to TCP, TCP_NODELAY and the size of the send buffer
 /// may not have the values that the application set (`Port::tcp_push`, `Port::tcp_send_more`). Holding the lock of the
-/// sending direction excludes that.
+/// sending direction excludes that, unless a daemon has it, which is done in milliseconds.
 fn not_pushing(fd: i32, level: i32, name: i32) -> Option<lock::Guard<'static>> {
     let pushes = level == libc::IPPROTO_TCP && name == libc::TCP_NODELAY;
     let of = (pushes || tcp::bufs::is_size(level, name)).then(|| conn(fd))?;
     let c = of.map(table::conn)?;
     (c.flags.load(Relaxed) & flag::LANE != 0).then_some(())?;
+    tcp::bufs::await_daemon(c);
     lock::lock(&c.tx.lock)
 }
 

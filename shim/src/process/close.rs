@@ -1,5 +1,6 @@
 //! The close of a descriptor, and the end of a connection in this process.
 
+use super::linger::{self, RESET_AT_CLOSE};
 use super::remote;
 use super::shutdown::{flush, take_frame, Flushed};
 use crate::promotion::{self, family};
@@ -126,6 +127,7 @@ pub(super) fn sole_holder(c: &Conn) -> bool {
 fn end(fd: i32, i: u32) {
     let c = table::conn(i);
     let l = table::local(i);
+    linger::restore(l, fd);
     // (This process stays a holder until the end, so that no other process considers itself the only one, or the
     // entry free, too early. If two processes close at once, each may see the other, and neither has anything to
     // announce: the kernel reports the end.)
@@ -162,7 +164,7 @@ fn end(fd: i32, i: u32) {
         let for_no_time = remote::lingers_for_no_time(fd);
         // (What the daemon has taken over it finishes without us; it has a copy of the socket, and the FIN follows.)
         // (A close that lingers waits for that first, and the kernel's close then for the rest.)
-        let linger_ms = remote::linger_ms(fd).unwrap_or(0);
+        let linger_ms = remote::linger_ms(fd).unwrap_or(0).min(promotion::LEAVE_MS);
         let flushed = flush(c, &m, &port, linger_ms);
         let late = flushed == Flushed::Late;
         // Close first, then look: a sender publishes first, then looks whether we have closed.
@@ -201,6 +203,3 @@ fn end(fd: i32, i: u32) {
 fn mine_registered(c: &Conn) -> bool {
     c.flags.load(Relaxed) & flag::REGISTERED != 0 && c.owner_pid.load(Relaxed) == pids::me()
 }
-
-/// `struct linger` that makes a close reset the connection: on, with a time of 0.
-pub(super) const RESET_AT_CLOSE: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];

@@ -1,15 +1,18 @@
 //! The end of the process by its own decision: `exit`, the return of `main`, `_exit`.
 
-use super::close::{sole_holder, RESET_AT_CLOSE};
-use crate::state::{attached, table};
-use crate::sys::{self, env, lock, thread};
+use super::close::sole_holder;
+use super::linger;
+use crate::state::attached;
+use crate::state::table;
+use crate::sys::{env, lock, pids, thread};
 use crate::tcp::port::Sock;
 use core::sync::atomic::Ordering::Relaxed;
+use lane::proto::reason::Reason;
 
-/// Called before the kernel closes what is open. What this process has on rings within the node, unread, goes to TCP, as
-/// before a close: the other end may leave its lane later, and then nobody could put it there. If this process itself has
-/// not read everything, the kernel's close is a reset, as it would be without lanes. Waits for nothing; other
-/// threads may still run, and are left alone where they are at work. (Across nodes the daemon finishes.)
+/// Called before the kernel closes what is open. What this process has on rings within the node goes to TCP, as before a
+/// close: the other end may leave its lane later, and then nobody could put it there. From now on these connections are on
+/// TCP. If this process has not read everything, the kernel's close is a reset, as it would be without lanes. Waits for
+/// nothing; other threads may still run, and are left alone where they are at work. (Across nodes the daemon finishes.)
 pub fn exits() {
     if env::off() || table::is_vfork_child() {
         return;
@@ -20,20 +23,25 @@ pub fn exits() {
         let Some((group, m)) = attached::of(c, l).filter(|(g, _)| !g.is_remote()) else {
             return;
         };
-        let fd = l.fd.load(Relaxed);
-        if !attached::engaged(c) || !sole_holder(c) || table::is_other(fd) {
+        let (fd, mine) = (l.fd.load(Relaxed), c.owner_pid.load(Relaxed) == pids::me());
+        if !mine || !attached::engaged(c) || table::is_other(fd) {
             return;
         }
         let port = Sock::leaving(fd, group);
         if let Some(_t) = lock::try_lock(&c.tx.lock) {
+            table::disqualify(c, Reason::NotEstablished);
             let _ = c.tx.before_fin(&m, &port);
+            let _ = c.tx.down(&m, &port); // also if nothing is unread now
         }
         let Some(_r) = lock::try_lock(&c.rx.lock) else {
             return;
         };
-        if c.rx.ring_unread(&m) > 0 {
+        if c.rx.engaged() {
+            let _ = c.rx.probe(&m, &port); // a frame that is left on TCP would make it a reset
+        }
+        if c.rx.ring_unread(&m) > 0 && sole_holder(c) {
             // As a close with bytes unread. (It is not announced: the kernel's reset would then be a second event.)
-            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_AT_CLOSE);
+            linger::prepare_reset(l, fd);
         }
     });
 }

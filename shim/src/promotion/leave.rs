@@ -60,10 +60,11 @@ pub fn lend(i: u32, fd: i32) {
 
 /// Waits until the connections that were lent are on TCP: at most [`LEAVE_MS`] for all of them together.
 pub fn all_left() {
-    let end = sys::now_ms() + LEAVE_MS;
+    let begin = sys::now_ms();
     let mut asked = Asked::new();
     loop {
-        let (late, due) = (sys::now_ms() > end, asked.is_due());
+        let (waited, due) = (sys::now_ms() - begin, asked.is_due());
+        let late = waited > LEAVE_MS;
         let mut waits = None;
         table::each_fd(|_, i, c| {
             let l = table::local(i);
@@ -71,7 +72,7 @@ pub fn all_left() {
             if fd < 0 {
                 return;
             }
-            let left = step(i, fd, Reason::Left, asked.waits()).is_some();
+            let left = step(i, fd, Reason::Left, waited).is_some();
             match left || late {
                 true => l.leaving.store(0, Relaxed),
                 false => waits = Some((i, fd)),
@@ -99,17 +100,18 @@ fn enter_inode(c: &Conn, fd: i32) {
 }
 
 fn come_down(i: u32, fd: i32, why: Reason) -> bool {
-    let end = sys::now_ms() + LEAVE_MS;
+    let began = sys::now_ms();
     begin(i, fd);
     let mut asked = Asked::new();
     loop {
-        if let Some(whole) = step(i, fd, why, asked.waits()) {
+        let waited = sys::now_ms() - began;
+        if let Some(whole) = step(i, fd, why, waited) {
             return whole;
         }
         if asked.is_due() {
             asked.ask(i);
         }
-        if sys::now_ms() > end {
+        if waited > LEAVE_MS {
             reset(table::conn(i), fd, Reason::Stalled);
             return false;
         }
@@ -124,14 +126,14 @@ fn begin(i: u32, fd: i32) {
     }
 }
 
-/// Number of waits for a daemon that has not begun to take over the direction of a peer that is gone, and for one that has
-/// recorded it to have the bytes on TCP.
-const GONE: u32 = 60;
-const COMING: u32 = 100;
+/// Milliseconds for a daemon that has not begun to take over the direction of a peer that is gone (it may have copied the
+/// socket before), and for one that has recorded it to have the bytes on TCP.
+const GONE_MS: u64 = 60;
+const COMING_MS: u64 = 100;
 
-/// One attempt, after so many waits of the call. `None`: something has yet to happen at the peer, or to TCP's buffer.
+/// One attempt of a call that has waited for so many milliseconds. `None`: something has yet to happen at the peer, or to TCP's buffer.
 /// Otherwise the result of [`leave`].
-fn step(i: u32, fd: i32, why: Reason, waits: u32) -> Option<bool> {
+fn step(i: u32, fd: i32, why: Reason, waited: u64) -> Option<bool> {
     let (c, l) = (table::conn(i), table::local(i));
     let Some((group, m)) = attached::of(c, l) else {
         return Some(true);
@@ -147,6 +149,8 @@ fn step(i: u32, fd: i32, why: Reason, waits: u32) -> Option<bool> {
         }
         done
     };
+    // (Asked first: what an end that is gone has said is final, and is seen below.)
+    let over = is_over(c, l, group, fd);
     let (rx_done, stuck) = {
         let Some(_g) = lock::lock(&c.rx.lock) else {
             return Some(false);
@@ -158,23 +162,21 @@ fn step(i: u32, fd: i32, why: Reason, waits: u32) -> Option<bool> {
             Err(r) => (true, Some(r)),
         }
     };
-    if why == Reason::Option && (stuck.is_some() || !rx_done) && is_over(c, l, group, fd) {
+    if why == Reason::Option && (stuck.is_some() || !rx_done) && over {
         // The bytes that the peer has left are only on the ring: they are read there, and then the end is
-        // reported. (Unless the daemon is bringing them to TCP.)
+        // reported. (Unless they are, or come, on TCP.)
         let _g = lock::lock(&c.rx.lock);
-        return match c.rx.go_on(&m) {
-            true => Some(false),
-            false => None,
-        };
+        if c.rx.go_on(&m) {
+            return Some(false);
+        }
     }
     let coming = c.rx.is_coming(&m);
-    // (A daemon may have copied its socket before it ended.)
-    let nobody = || !rx_done && !coming && waits >= GONE && is_over(c, l, group, fd);
-    if let Some(r) = stuck.or_else(|| nobody().then_some(Reason::Stalled)) {
+    let nobody = !rx_done && over && !coming && waited >= GONE_MS;
+    if let Some(r) = stuck.or(nobody.then_some(Reason::Stalled)) {
         reset(c, fd, r);
         return Some(false);
     }
-    if tx_done && rx_done && !(coming && waits < COMING) {
+    if tx_done && rx_done && !(coming && waited < COMING_MS) {
         retire::left(i);
         crate::sets::left(i);
         return Some(true);
@@ -212,16 +214,17 @@ fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
         // If the peer process died with bytes of ours unread, TCP shows a FIN where kernel TCP would have sent a
         // reset.
         let unread = c.tx.is_up() && c.tx.unread(m).is_ok_and(|n| n > 0);
-        let ended = || sys::poll1(port.fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
+        let ended = sys::poll1(port.fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
         let died = c.rx.shut.load(Relaxed) == 0
-            && ended() == libc::POLLRDHUP
+            && ended == libc::POLLRDHUP
             && ends::has_died(c, m, port.fd, ends::is_dead(l));
+        let told = died || ended & libc::POLLHUP != 0; // (by a reset of its own)
         let was = c.tx.is_up();
         // `come_down` first looks whether the peer has closed: its kernel would answer a frame with a reset, but the next
         // owner of the socket must find a clean end of file.
         let _ = c.tx.come_down(m, port);
         // The peer's FIN may have arrived meanwhile, or be about to arrive: that counts as a reset, too.
-        if unread && !died && c.rx.shut.load(Relaxed) == 0 && died_meanwhile(c, m, port) {
+        if unread && !told && c.rx.shut.load(Relaxed) == 0 && died_meanwhile(c, m, port) {
             if sys::tcp_state(port.fd) == Some(sys::CLOSE) {
                 // (A reset for bytes that its kernel should not have seen.)
                 let _ = sys::getsockopt_u32(port.fd, libc::SOL_SOCKET, libc::SO_ERROR);

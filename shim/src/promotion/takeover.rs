@@ -35,11 +35,6 @@ impl Asked {
         }
     }
 
-    /// Number of waits so far.
-    pub fn waits(&self) -> u32 {
-        self.waits
-    }
-
     /// Before each wait: is the daemon to be asked now?
     pub fn is_due(&mut self) -> bool {
         // (A child that was just forked is greeted meanwhile. A vfork child has the parent's connection.)

@@ -65,6 +65,7 @@ pub struct Local {
     pub end_told: AtomicU32,
     pub end_due_ms: AtomicU64,
     pub peer_dead: AtomicU32,
+    pub lingered: AtomicU64, // see `exit`
     /// When the probes on TCP are checked next (CLOCK_MONOTONIC, ms), and whether the last one was unanswered.
     pub probe_due_ms: AtomicU64,
     pub unanswered: AtomicU32,
@@ -387,15 +388,14 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         l.refused.store(0, Relaxed);
         l.sends_ended.store(0, Relaxed);
         l.rest.store(0, Relaxed);
+        let times = [&l.lingered, &l.checked, &l.end_due_ms, &l.probe_due_ms];
+        times.iter().for_each(|w| w.store(0, Relaxed));
         l.zerocopy.store(0, Relaxed);
         l.zerocopy_ours.store(0, Relaxed);
-        l.checked.store(0, Relaxed);
         l.proved.iter().for_each(|p| p.store(0, Relaxed));
         l.end_told.store(0, Relaxed);
-        l.end_due_ms.store(0, Relaxed);
         l.peer_dead.store(0, Relaxed);
         c.probes.store(0, Relaxed);
-        l.probe_due_ms.store(0, Relaxed);
         l.unanswered.store(0, Relaxed);
         l.came.store(0, Relaxed);
         l.fulls.store(0, Relaxed);

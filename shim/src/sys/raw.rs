@@ -489,13 +489,21 @@ pub fn is_tcp(fd: i32) -> bool {
 
 /// (inode, uid) of a descriptor.
 pub fn inode(fd: i32) -> R<(u64, u32)> {
+    fstat(fd).map(|st| (st.st_ino, st.st_uid))
+}
+
+/// Is it a pipe?
+pub fn is_fifo(fd: i32) -> bool {
+    fstat(fd).is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFIFO)
+}
+
+fn fstat(fd: i32) -> R<libc::stat> {
     // SAFETY: all-zero is a valid stat buffer.
     let mut st: libc::stat = unsafe { core::mem::zeroed() };
     let mut ask = || sc!(libc::SYS_fstat, fd, &raw mut st);
     // (A temporary lack of memory does not mean that the descriptor has changed.)
     let answer = (0..8).map(|_| ask()).find(|r| *r != Err(libc::ENOMEM));
-    answer.unwrap_or(Err(libc::ENOMEM))?;
-    Ok((st.st_ino, st.st_uid))
+    answer.unwrap_or(Err(libc::ENOMEM)).map(|_| st)
 }
 
 pub fn rlimit_nofile() -> u64 {

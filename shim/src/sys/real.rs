@@ -235,6 +235,7 @@ real! {
     epoll_pwait(ep: i32, e: *mut epoll_event, n: i32, t: i32, s: *const sigset_t) -> i32;
     epoll_pwait2(ep: i32, e: *mut epoll_event, n: i32, t: *const timespec, s: *const sigset_t) -> i32;
     sigaction(sig: i32, new: *const libc::sigaction, old: *mut libc::sigaction) -> i32;
+    quick_exit(code: i32) -> i32;
     fork() -> i32;
     _Fork() -> i32;
     __fork() -> i32;

@@ -2,6 +2,7 @@
 //! on a lane to about what TCP would take: `lane::abi::unread_max`. Buffers whose size nobody has set grow with
 //! use, and rings grow by rules of their own.
 
+use crate::state::{attached, table};
 use crate::sys;
 use lane::abi::RING_FAST_LOG2;
 use lane::family::Conn;
@@ -49,6 +50,16 @@ pub fn sync(c: &Conn, m: &Memory, fd: i32) {
     c.tx.set_sndbuf(m, sndbuf);
     // The kernel counts its own structures, too: half of the size is for bytes.
     c.rx.set_room(m, asked(RCVBUF_LOCKED, libc::SO_RCVBUF) / 2);
+}
+
+/// Waits until a daemon that has taken this direction over is done, at most so many milliseconds: it changes sizes, too.
+pub fn await_daemon(c: &Conn) {
+    const MOST_MS: u64 = 100;
+    let end = sys::now_ms() + MOST_MS;
+    let held = || attached::of(c, table::local_of(c)).is_some_and(|(_, m)| c.tx.is_recorded(&m));
+    while held() && sys::now_ms() < end {
+        let _ = sys::poll_ms(-1, 0, 1);
+    }
 }
 
 /// After the ring has grown beyond the size that makes it fast, so as to hold what the kernel would: limits its

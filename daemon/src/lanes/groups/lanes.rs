@@ -73,7 +73,7 @@ impl LinkGroups {
             held: pair.1.is_remote(),
             told: [false; 2],
             taken: [false; 2],
-            asked: [None; 2],
+            asked: [[None; 2]; 2],
             cookies: [0; 2],
         });
         for (side, e) in ends.iter().enumerate() {

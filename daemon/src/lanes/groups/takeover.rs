@@ -30,6 +30,8 @@ pub(crate) struct Found {
     pub tag: u64,
     /// The cookie of the end's socket.
     pub cookie: u64,
+    /// Has the end asked for it itself?
+    pub own: bool,
 }
 
 /// Shortest time between two takeovers of a direction: each one costs its end a message.
@@ -68,7 +70,7 @@ impl LinkGroups {
         if group.is_remote() {
             return Err(Violation("a takeover across nodes"));
         }
-        let sender = usize::from(sender);
+        let (asker, sender) = (usize::from(side), usize::from(sender));
         if sender > 1 {
             return Err(Violation("a takeover of a side that does not exist"));
         }
@@ -78,7 +80,7 @@ impl LinkGroups {
         };
         let uses = slot.uses;
         let free = |u: &&mut super::Use| {
-            let soon = u.asked[sender].is_some_and(|t| now.saturating_sub(t) < AGAIN);
+            let soon = u.asked[asker][sender].is_some_and(|t| now.saturating_sub(t) < AGAIN);
             let idle = !u.taken[sender] && !soon && u.cookies[sender] != 0;
             u.offered && !u.done[sender] && idle
         };
@@ -86,7 +88,7 @@ impl LinkGroups {
             return Ok(None);
         };
         u.taken[sender] = true;
-        u.asked[sender] = Some(now);
+        u.asked[asker][sender] = Some(now);
         let files = sides[sender].chunks().map(|c| (c.fd.clone(), c.bytes));
         Ok(Some(Found {
             direction: Direction {
@@ -100,6 +102,7 @@ impl LinkGroups {
             peer: sides[1 - sender].first.fd.clone(),
             tag: u.tag,
             cookie: u.cookies[sender],
+            own: asker == sender,
         }))
     }
 

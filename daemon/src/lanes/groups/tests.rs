@@ -1,5 +1,7 @@
 //! Unit tests of the link groups' state machine, with clients that are numbers.
 
+mod takeover;
+
 use super::area::Stage;
 use super::growth::RESEND_AFTER;
 use super::*;
@@ -121,43 +123,6 @@ fn more_lanes_than_a_group_has() {
         w.offers.last().map(|o| (o.1, o.2, o.3)),
         Some((first, 77, EPOCHS))
     );
-}
-
-/// A slot is not used anew as long as a helper is at work on what one of its ends had sent.
-#[test]
-fn a_slot_that_is_taken_over() {
-    let mut w = World::new(10, u64::MAX);
-    w.connect([end(1, 0), end(2, 0)]).unwrap();
-    let (group, mut out) = (w.offers[0].1, Out::default());
-    let ask = |w: &mut World, from, side| {
-        w.groups
-            .take_over(ClientId(from), (group, 0), (side, 1 - side))
-    };
-    assert!(
-        ask(&mut w, 2, 1).unwrap().is_none(),
-        "nothing proves its socket"
-    );
-    w.groups.proven((group, 0), end(1, 0), 77);
-    let found = ask(&mut w, 2, 1).unwrap().expect("end 1's");
-    assert_eq!(
-        (found.cookie, w.groups.owner(group, 1)),
-        (77, Some(ClientId(2)))
-    );
-    let d = found.direction;
-    assert_eq!((d.who, d.side, d.uses), (end(1, 0), 0, 0));
-    assert_eq!((found.files.len(), found.words.len()), (1, CONTROL_BYTES));
-    assert!(ask(&mut w, 2, 1).unwrap().is_none(), "it is under way");
-    assert!(ask(&mut w, 2, 0).is_err() && ask(&mut w, 3, 1).is_err());
-    assert!(w.groups.take_over(ClientId(2), (group, 1), (1, 0)).is_err());
-    w.done(group, 0);
-    w.connect([end(1, 1), end(2, 1)]).unwrap();
-    assert_eq!((w.groups.lanes(), w.offers.last().unwrap().2), (2, 1));
-    w.groups.taken_over(Direction { uses: 7, ..d }, &mut out);
-    assert_eq!(w.groups.lanes(), 2, "another use");
-    w.groups.taken_over(d, &mut out);
-    assert_eq!(w.groups.lanes(), 1);
-    w.connect([end(1, 2), end(2, 2)]).unwrap();
-    assert_eq!(w.offers.last().map(|o| (o.2, o.3)), Some((0, EPOCHS)));
 }
 
 #[test]

@@ -145,7 +145,8 @@ impl RxState {
     }
 
     /// On one node, if the sender is gone and will not answer: withdraws the revocation, because what is unread is
-    /// only on the ring. False: a daemon has taken the direction over, and brings it to TCP.
+    /// only on the ring. False: the sender had answered, or begun to, or a daemon has taken the direction over: bytes of
+    /// the ring are on TCP, or will be.
     pub fn go_on(&self, m: &Memory) -> bool {
         let now = self.mode.load(Relaxed);
         if !matches!(now, mode::REVOKING | mode::LAST) {
@@ -155,7 +156,10 @@ impl RxState {
         m.own_rx().word.store(RxWord::new(epoch, rx::READY), SeqCst);
         // SYNC withdraw: we have withdrawn, now we look; the daemon claims, then looks at our word (`TxState::adopt`).
         fence(SeqCst);
-        if self.is_coming(m) {
+        let plain = TakeoverWord::new(epoch, takeover::PLAIN);
+        let answered = now == mode::REVOKING
+            && (self.phase(m) == tx::RESUMED || m.peer_rx().takeover.load(Acquire) == plain);
+        if answered || self.is_coming(m) {
             let revoked = RxWord::new(epoch, rx::READY | rx::REVOKED);
             m.own_rx().word.store(revoked, SeqCst);
             return false;

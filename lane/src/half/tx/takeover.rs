@@ -34,11 +34,15 @@ pub enum Adopted {
 }
 
 /// For the daemon: may this direction, which is in this state, be taken over on one node? Its receiver has revoked, or
-/// it is on its way down already.
-pub fn is_asked(m: &Memory, state: TxWord) -> bool {
+/// its end is on its way down and asks for it itself (`own`).
+pub fn is_asked(m: &Memory, state: TxWord, own: bool) -> bool {
     let word = m.peer_rx().word.load(Acquire); // pairs with the SeqCst store in `RxState::revoke`
     let revoked = word.epoch() == state.epoch() && word.has(rx::REVOKED);
-    state.phase() == tx::DOWNING || state.phase() == tx::UP && revoked
+    match state.phase() {
+        tx::UP => revoked,
+        tx::DOWNING => revoked || own,
+        _ => false,
+    }
 }
 
 /// Has the epoch of this state already been taken over and finished, and the end only not looked since then?
