@@ -149,6 +149,8 @@ pub mod marks {
     pub const CUT: u32 = 16;
     /// This end says so before its kernel sends a reset that it wants, or that its close is.
     pub const RESET: u32 = 32;
+    /// This end's process ends: when it is gone, it has sent no more than it says.
+    pub const EXITED: u32 = 64;
 }
 
 /// An entry of `Control::log`: when a publish was, and about which lane among those of its counter.

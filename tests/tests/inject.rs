@@ -68,6 +68,7 @@ const OTHERS: &[(i64, &str)] = {
         (SYS_pkey_mprotect, "is the application's own"),
         (SYS_shmdt, "is the application's own"),
         (SYS_pselect6, "is made where ppoll is refused, for a limit"),
+        (SYS_exit_group, "has no error"),
         (SYS_getpid, "has no error"),
         (SYS_getppid, "has no error"),
         (SYS_gettid, "has no error"),

@@ -305,6 +305,9 @@ fn everything_is_here() {
             .landed
             .store(Landed::at_tcp_pos(TcpPos::new(10)), Relaxed);
         assert!(!has_all(&e), "it has not ended");
+        e.their_rx().marks.fetch_or(marks::EXITED, Relaxed);
+        assert!(has_all(&e), "its process has");
+        e.their_rx().marks.fetch_and(!marks::EXITED, Relaxed);
         ended(&e, 10);
         assert!(has_all(&e));
         for sent in [9, 11] {

@@ -32,6 +32,9 @@ pub fn exits() {
             table::disqualify(c, Reason::NotEstablished);
             let _ = c.tx.before_fin(&m, &port);
             let _ = c.tx.down(&m, &port); // also if nothing is unread now
+            if sole_holder(c) {
+                c.rx.announce_exit(&m, &port, c.tx.tcp_pos.load(Relaxed));
+            }
         }
         let Some(_r) = lock::try_lock(&c.rx.lock) else {
             return;

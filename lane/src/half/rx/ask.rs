@@ -108,11 +108,20 @@ impl RxState {
     /// The application shuts its sending direction down, or closes: a FIN that follows is then no sign of death, and
     /// one that does not arrive is missed. `sent`: what this end has put on TCP.
     pub fn announce_end(&self, m: &Memory, port: &impl Port, sent: TcpPos) {
+        self.announce(m, port, sent, marks::ENDED);
+    }
+
+    /// The process ends without a close, within the node: says what it has put on TCP, for a FIN that does not arrive.
+    pub fn announce_exit(&self, m: &Memory, port: &impl Port, sent: TcpPos) {
+        self.announce(m, port, sent, marks::EXITED);
+    }
+
+    fn announce(&self, m: &Memory, port: &impl Port, sent: TcpPos, mark: u32) {
         if !m.is_remote() {
             m.own_rx().landed.store(Landed::at_tcp_pos(sent), Relaxed);
         }
         // SeqCst: before the system call that sends the FIN, and after the words that the other end then reads.
-        m.own_rx().marks.fetch_or(marks::ENDED, SeqCst);
+        m.own_rx().marks.fetch_or(mark, SeqCst);
         if !m.is_remote() {
             m.publish(port);
         }

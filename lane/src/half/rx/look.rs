@@ -192,7 +192,7 @@ impl RxState {
         }
     }
 
-    /// On one node, if the peer has ended: do we have everything that it sent, whatever TCP still has to report?
+    /// On one node, if the peer has ended, or is gone: do we have everything that it sent, whatever TCP still has to report?
     pub fn has_all(&self, m: &Memory) -> bool {
         let mode = self.mode.load(Relaxed);
         if m.is_remote()
@@ -216,7 +216,7 @@ impl RxState {
             0 => taken == sent,
             _ => taken >= sent,
         };
-        all && self.said(m) & marks::ENDED != 0
+        all && self.said(m) & (marks::ENDED | marks::EXITED) != 0
     }
 
     /// The queue is empty: is that the end of file, an error, or just nothing?
