@@ -307,7 +307,7 @@ fn spliced(from: i32, pipe: i32, n: usize, flags: u32) -> isize {
         crate::set_errno(libc::EAGAIN);
         return -1;
     }
-    all.cast_signed()
+    isize::try_from(all).unwrap_or(isize::MAX)
 }
 
 #[no_mangle]
