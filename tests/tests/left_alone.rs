@@ -63,7 +63,8 @@ fn beside_one_that_does_nothing() -> Result<()> {
     Ok(())
 }
 
-/// The daemon dies while TCP is full, and it may not make the buffer larger: the end goes on with what it had begun, when it comes to it.
+/// The daemon dies while TCP is full, and it may not make the buffer larger: the end goes on with what it had begun, when
+/// it comes to it.
 #[test]
 fn the_daemon_dies_meanwhile() -> Result<()> {
     let t = LeftAlone::compile()?;

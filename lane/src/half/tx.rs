@@ -13,8 +13,8 @@ pub use takeover::{claim, is_asked, is_done, release, Adopted};
 use super::mem::{copy_in, Iov, Memory, Ring};
 use super::{native_calls, Pending, Port, Progress};
 use crate::abi::{
-    loc_index, marks, rx, tx, window, AtomicEpoch, Cursor, Epoch, Loc, LocWord, Private, RxWord,
-    Shared, SpaceWord, TcpPos, TxPhase, TxWord,
+    loc_index, marks, rx, tx, window, AtomicEpoch, Cursor, Epoch, Loc, LocWord, Private, RxFlags,
+    RxWord, Shared, SpaceWord, TcpPos, TxPhase, TxWord,
 };
 use crate::num;
 use crate::prim::{self, fence};
@@ -421,7 +421,12 @@ impl TxState {
 
     /// Is this, in our epoch, the word of a receiver that has closed?
     pub(super) fn is_closed(&self, word: RxWord) -> bool {
-        word.epoch() == self.epoch.load(Relaxed) && word.has(rx::CLOSED)
+        self.says(word, rx::CLOSED)
+    }
+
+    /// Does a receiver's word say any of this in our epoch?
+    fn says(&self, word: RxWord, what: RxFlags) -> bool {
+        word.epoch() == self.epoch.load(Relaxed) && word.has(what)
     }
 
     /// A send that began at `begin` met a closed receiver: the bytes that it has not read have to go to TCP, so that
@@ -482,8 +487,7 @@ impl TxState {
 
     /// Does the receiver's word ask for something in our epoch?
     fn asked(&self, word: RxWord) -> bool {
-        word.epoch() == self.epoch.load(Relaxed)
-            && word.has(rx::REVOKED | rx::CLOSED | rx::WANT_DOWN)
+        self.says(word, rx::REVOKED | rx::CLOSED | rx::WANT_DOWN)
     }
 
     /// Has the receiver asked for something, or is the way down unfinished? Then [`TxState::look`] has work.

@@ -13,6 +13,8 @@ const MORE: u32 = (2 << 20) + (256 << 10);
 /// Largest send buffer that everybody may ask for, unless an administrator has set it lower (`SK_WMEM_MAX`). A larger one
 /// has grown by itself, and could not be set to that size again.
 const ASKED_MAX: u32 = 2 * 212_992;
+/// A send buffer of this size is not made larger (somebody else may be doing it).
+const LARGEST: u32 = 8 << 20;
 
 /// Options of one socket. The system calls are the caller's, as elsewhere in this module.
 pub trait Options {
@@ -21,9 +23,6 @@ pub trait Options {
     /// False: not permitted.
     fn set(&self, level: i32, name: i32, value: u32) -> bool;
 }
-
-/// A send buffer of this size is not made larger (somebody else may be doing it).
-const LARGEST: u32 = 8 << 20;
 
 /// Sends, while the socket's send buffer is larger than it is meant to be; not if it cannot be given back its size. The
 /// buffer never holds more than [`MORE`] bytes above that, however often this is called. What somebody else sets

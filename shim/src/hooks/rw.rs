@@ -272,7 +272,7 @@ const SPLICE_FLAGS: u32 =
 
 /// After a connection was given up: are bytes left on its ring? The other end is gone then, and nobody could put them on
 /// TCP.
-pub fn keeps_ring(fd: i32) -> bool {
+fn keeps_ring(fd: i32) -> bool {
     conn(fd).is_some_and(|i| ring_comes_first(i, fd))
 }
 

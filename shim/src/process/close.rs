@@ -1,6 +1,6 @@
 //! The close of a descriptor, and the end of a connection in this process.
 
-use super::linger::{self, RESET_AT_CLOSE};
+use super::linger;
 use super::remote;
 use super::shutdown::{flush, take_frame, Flushed};
 use crate::promotion::{self, family};
@@ -161,11 +161,12 @@ fn end(fd: i32, i: u32) {
         let port = Sock::leaving(fd, group);
         let _t = lock::lock(&c.tx.lock);
         let _r = lock::lock(&c.rx.lock);
-        let for_no_time = remote::lingers_for_no_time(fd);
+        let linger_ms = linger::linger_ms(fd);
+        let for_no_time = linger_ms == Some(0);
         // (What the daemon has taken over it finishes without us; it has a copy of the socket, and the FIN follows.)
         // (A close that lingers waits for that first, and the kernel's close then for the rest.)
-        let linger_ms = remote::linger_ms(fd).unwrap_or(0).min(promotion::LEAVE_MS);
-        let flushed = flush(c, &m, &port, linger_ms);
+        let patience = linger_ms.unwrap_or(0).min(promotion::LEAVE_MS);
+        let flushed = flush(c, &m, &port, patience);
         let late = flushed == Flushed::Late;
         // Close first, then look: a sender publishes first, then looks whether we have closed.
         c.rx.close(&m, &port, c.tx.tcp_pos.load(Relaxed));
@@ -177,7 +178,7 @@ fn end(fd: i32, i: u32) {
         if reset {
             // Unread bytes at close make it a reset, as in TCP (RFC 1122, 4.2.2.13), also after a SHUT_RD. So do
             // sent bytes that did not get onto TCP: the peer must not take the end for a clean one.
-            let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_AT_CLOSE);
+            linger::reset_at_close(fd);
         }
         let in_kernel = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
         let reset = reset || for_no_time || in_kernel();

@@ -27,12 +27,12 @@ pub fn exits() {
         if !mine || !attached::engaged(c) || table::is_other(fd) {
             return;
         }
-        let port = Sock::leaving(fd, group);
+        let (port, alone) = (Sock::leaving(fd, group), sole_holder(c));
         if let Some(_t) = lock::try_lock(&c.tx.lock) {
             table::disqualify(c, Reason::NotEstablished);
             let _ = c.tx.before_fin(&m, &port);
             let _ = c.tx.down(&m, &port); // also if nothing is unread now
-            if sole_holder(c) {
+            if alone {
                 c.rx.announce_exit(&m, &port, c.tx.tcp_pos.load(Relaxed));
             }
         }
@@ -42,7 +42,7 @@ pub fn exits() {
         if c.rx.engaged() {
             let _ = c.rx.probe(&m, &port); // a frame that is left on TCP would make it a reset
         }
-        if c.rx.ring_unread(&m) > 0 && sole_holder(c) {
+        if c.rx.ring_unread(&m) > 0 && alone {
             // As a close with bytes unread. (It is not announced: the kernel's reset would then be a second event.)
             linger::prepare_reset(l, fd);
         }

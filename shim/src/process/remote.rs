@@ -5,6 +5,7 @@
 //! everything has arrived, the daemon says on TCP where the stream ends, and only then shuts the socket down.
 //! Without a daemon, the bytes of the ring first go back to TCP here.
 
+use super::linger::linger_ms;
 use crate::state::groups::{LinkGroup, USED};
 use crate::sys::{self, lock, pids, thread};
 use crate::tcp::port::Sock;
@@ -35,19 +36,6 @@ fn back_on_tcp(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
         step = c.tx.come_down(m, port);
     }
     step.is_ok()
-}
-
-/// How long the application wants its close to wait, in milliseconds; 0: the close is to be a reset.
-pub fn linger_ms(fd: i32) -> Option<u64> {
-    let mut b = [[0u8; 4]; 2];
-    sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, b.as_flattened_mut()).ok()?;
-    let [on, seconds] = b.map(u32::from_ne_bytes);
-    (on != 0).then_some(u64::from(seconds) * 1000) // the kernel takes the number as unsigned
-}
-
-/// Does the application want its close to be a reset?
-pub fn lingers_for_no_time(fd: i32) -> bool {
-    linger_ms(fd) == Some(0)
 }
 
 /// Will the last close of this connection have to wait here? (Within the node, the kernel does the waiting.)
@@ -114,7 +102,7 @@ fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
     }
     c.rx.close(m, &port, TcpPos::default());
     let unread = c.rx.ring_unread(m) > 0 || !repeats && in_kernel();
-    if unread || lingers_for_no_time(fd) {
+    if unread || linger_ms(fd) == Some(0) {
         // Unread bytes make a close a reset, as in TCP (RFC 1122, 4.2.2.13). It is sent at once, because our close
         // is not the last one.
         return false;

@@ -65,7 +65,7 @@ pub struct Local {
     pub end_told: AtomicU32,
     pub end_due_ms: AtomicU64,
     pub peer_dead: AtomicU32,
-    pub lingered: AtomicU64, // see `exit`
+    pub lingered: AtomicU64, // see `linger`
     /// When the probes on TCP are checked next (CLOCK_MONOTONIC, ms), and whether the last one was unanswered.
     pub probe_due_ms: AtomicU64,
     pub unanswered: AtomicU32,
@@ -388,8 +388,8 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         l.refused.store(0, Relaxed);
         l.sends_ended.store(0, Relaxed);
         l.rest.store(0, Relaxed);
-        let times = [&l.lingered, &l.checked, &l.end_due_ms, &l.probe_due_ms];
-        times.iter().for_each(|w| w.store(0, Relaxed));
+        let words = [&l.lingered, &l.checked, &l.end_due_ms, &l.probe_due_ms];
+        words.iter().for_each(|w| w.store(0, Relaxed));
         l.zerocopy.store(0, Relaxed);
         l.zerocopy_ours.store(0, Relaxed);
         l.proved.iter().for_each(|p| p.store(0, Relaxed));

@@ -184,12 +184,7 @@ pub fn reset_by_death(c: &Conn, m: &Memory, fd: i32) {
     let open = sys::tcp_state(fd) != Some(sys::CLOSE);
     let queued = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
     if open && !has_shut(c, m, fd) && !queued() {
-        crate::tcp::disconnect(fd);
-        if !c.has_error() && sys::poll1(fd, 0) & libc::POLLERR == 0 {
-            // (In some states the kernel tells nothing, and it refuses while a thread sleeps in a call of its own.)
-            c.rx.error.put(libc::ECONNRESET);
-        }
-        return;
+        return crate::tcp::disconnect_told(c, fd);
     }
     if c.rx.has_ended(m) || open {
         tell_death(c, m, fd);

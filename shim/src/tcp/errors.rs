@@ -30,10 +30,16 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     if let Some((group, m)) = attached::of(c, table::local_of(c)).filter(|(k, _)| !k.is_remote()) {
         c.rx.announce_reset(&m, &Sock::new(fd, group));
     }
-    disconnect(fd);
+    disconnect_told(c, fd);
     c.rx.abandon();
+}
+
+/// The same as [`disconnect`], and the application is told, also if the kernel tells nothing: the connection had ended
+/// before, with an error that was reported, or it refuses while a thread sleeps in a call of its own.
+pub fn disconnect_told(c: &Conn, fd: i32) {
+    disconnect(fd);
     if !c.has_error() && sys::poll1(fd, 0) & libc::POLLERR == 0 {
-        c.rx.error.put(libc::ECONNRESET); // it had ended before, and its own error was reported already
+        c.rx.error.put(libc::ECONNRESET);
     }
 }
 

@@ -69,8 +69,8 @@ impl TxState {
     }
 
     /// Puts bytes on TCP that no send counts: a frame, or bytes that the ring has as well; if an end leaves, also more
-    /// than TCP is meant to hold, because the other end may take nothing. None: TCP takes nothing now. An error means the end of the connection; it is kept for the application, because the kernel reports it
-    /// only once.
+    /// than TCP is meant to hold, because the other end may take nothing. None: TCP takes nothing now. An error means
+    /// the end of the connection; it is kept for the application, because the kernel reports it only once.
     fn repeat(
         &self,
         m: &Memory,
@@ -98,8 +98,7 @@ impl TxState {
 
     /// Has the receiver revoked this epoch, and so wait for what is on TCP, or will be?
     fn is_revoked(&self, m: &Memory) -> bool {
-        let word = m.peer_rx().word.load(Relaxed);
-        word.epoch() == self.epoch.load(Relaxed) && word.has(rx::REVOKED)
+        self.says(m.peer_rx().word.load(Relaxed), rx::REVOKED)
     }
 
     /// Does a revocation require a frame? Across nodes it does if bytes of this epoch were taken from the ring (see
@@ -176,7 +175,7 @@ impl TxState {
             self.downs.fetch_add(1, Relaxed);
             return Ok(self.settle(m, port, epoch, tx::BROKEN));
         }
-        if word.epoch() == epoch && word.has(rx::REVOKED) && !self.framed(m) && !alone {
+        if self.says(word, rx::REVOKED) && !self.framed(m) && !alone {
             return self.resume(m, port, m.peer_rx().revoked.load(Relaxed));
         }
         let cursor = self.refresh(m)?;
