@@ -2,7 +2,7 @@
  * and calls say of it, at once and after each of the following reads.
  *
  *     deaths OUT WAIT_MS DAEMON FIRST STEP  the cases FIRST, FIRST + STEP ...
- *     deaths OUT WAIT_MS DAEMON CASE...     those: case numbers plus 100000
+ *     deaths OUT WAIT_MS DAEMON CASE...     those: case numbers plus 1000000 (and any multiple of CASES)
  *
  * One line for each case, the same bare and on lanes. WAIT_MS says how long a call may sleep on. DAEMON: this process is
  * stopped while that happens, for what it would tell must not be needed; 0: none.
@@ -16,7 +16,7 @@
 
 #include "other.h"
 
-#define CASE 100000
+#define CASE 1000000
 
 /* ---- who is told first ---- */
 

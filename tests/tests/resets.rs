@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use underpass_tests::harness::c::{both_ways, in_small_rings};
-use underpass_tests::harness::lines::{same_lines, Part};
+use underpass_tests::harness::lines::{same_lines, same_lines_at_once, Part};
 use underpass_tests::harness::Daemon;
 
 #[test]
@@ -47,6 +47,22 @@ fn a_death_is_told_before_the_last_bytes() -> Result<()> {
         d.assert_promoted(100, 100_000)?;
     }
     Ok(())
+}
+
+/// A process that exits rings the doorbell just before its kernel resets the connection: whoever sleeps in a poll looks
+/// while the reset comes in, and is told all of it.
+#[test]
+fn a_sleeper_is_told_a_reset_whole() -> Result<()> {
+    let d = Daemon::start()?;
+    // Case 1,944 is a poll for input after a SHUT_WR. The cases repeat after 31,104.
+    let cases = (0..30).flat_map(|k| [0, 4].map(|how| 1_000_000 + 1_944 + how + k * 31_104));
+    let part = Part {
+        place: d.eager(),
+        args: d.pid()?.to_string(),
+        cases: cases.map(|n| n.to_string()).collect::<Vec<_>>().join(" "),
+    };
+    same_lines_at_once("deaths", vec![part])?;
+    d.assert_promoted(100, 10_000).map(drop)
 }
 
 /// Who closes with unread bytes of a send that is still under way has had all of them: the send is whole, and the next one

@@ -228,7 +228,12 @@ fn scan(fds: &mut [pollfd], tmp: &mut [pollfd], patient: bool) -> (i32, bool) {
         p.revents = t.revents & (p.events | POLLERR | POLLHUP | libc::POLLNVAL);
         if let Some(i) = fdtab::conn(p.fd) {
             let c = table::conn(i);
-            if attached::engaged(c) {
+            let engaged = attached::engaged(c);
+            if !engaged && p.events & !t.events != 0 {
+                // It has left its lane since the kernel was asked.
+                p.revents = sys::poll1(p.fd, p.events);
+            }
+            if engaged {
                 let want = if p.events & (POLLIN | RDNORM) != 0 {
                     IN
                 } else {

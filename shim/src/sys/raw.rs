@@ -92,9 +92,11 @@ macro_rules! sc {
 
 pub type R<T> = Result<T, i32>;
 
+mod poll;
 mod process;
 pub mod sets;
 mod signal;
+pub use poll::*;
 pub use process::*;
 pub use signal::*;
 
@@ -321,38 +323,6 @@ pub fn epoll_poll(ep: i32, evs: *mut libc::epoll_event, max: i32) -> R<usize> {
     sc!(libc::SYS_epoll_pwait, ep, evs, max, 0, 0, 8)
 }
 
-/// The `revents` of one descriptor now.
-pub fn poll1(fd: i32, events: i16) -> i16 {
-    let mut p = libc::pollfd {
-        fd,
-        events,
-        revents: 0,
-    };
-    poll_now(core::slice::from_mut(&mut p));
-    p.revents
-}
-
-/// Fills in `revents` without waiting.
-pub fn poll_now(fds: &mut [libc::pollfd]) -> usize {
-    let ts = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    let r = sc!(
-        libc::SYS_ppoll,
-        fds.as_mut_ptr(),
-        fds.len(),
-        &raw const ts,
-        0,
-        8
-    );
-    match r {
-        // There are more entries than RLIMIT_NOFILE, or the kernel has no memory for them.
-        Err(libc::EINVAL | libc::ENOMEM) => sets::now(fds, 0).unwrap_or(0),
-        r => r.unwrap_or(0),
-    }
-}
-
 /// `select` with a time-out of `ms` milliseconds.
 pub fn select(n: i32, sets: [*mut libc::fd_set; 3], ms: u32) -> R<usize> {
     let ts = libc::timespec {
@@ -561,25 +531,6 @@ pub fn tcp_info(fd: i32) -> Option<TcpInfo> {
     let mut b = [0u8; TcpInfo::BYTES];
     let n = getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut b).ok()?;
     TcpInfo::parse(b.get(..n)?)
-}
-
-/// Waits for events on one descriptor for at most `ms` milliseconds; no cancellation point.
-pub fn poll_ms(fd: i32, events: i16, ms: u32) -> R<i16> {
-    let mut p = libc::pollfd {
-        fd,
-        events,
-        revents: 0,
-    };
-    let ts = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: i64::from(ms) * 1_000_000,
-    };
-    let r = sc_once!(libc::SYS_ppoll, &raw mut p, 1, &raw const ts, 0, 8);
-    match r {
-        Err(libc::EINVAL) => sets::now(core::slice::from_mut(&mut p), ms)?,
-        r => r?,
-    };
-    Ok(p.revents)
 }
 
 /// TCP state of a socket whose peer has sent its FIN.

@@ -30,8 +30,12 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
             match c.rx.probe(&m, &port) {
                 Some(true) => ev |= IN,
                 Some(false) => *tcp &= !IN,
-                None if sys::poll1(fd, libc::POLLIN) & libc::POLLIN != 0 => ev |= IN,
-                None => *tcp &= !IN,
+                None => {
+                    // (An end that has come since `tcp` was asked is told whole.)
+                    let now = polled(sys::poll1(fd, libc::POLLIN | libc::POLLRDHUP));
+                    ev |= now & IN;
+                    *tcp = *tcp & !IN | now & (RDHUP | HUP | ERR);
+                }
             }
         }
         _ => {}
