@@ -105,7 +105,7 @@ macro_rules! calls {
                 "goes through the hooks of this list" [syscall];
                 "ends the process inside libc" [quick_exit];
                 "streams and spawned programs use their descriptors inside libc" [
-                    fdopen dprintf __dprintf_chk vdprintf __vdprintf_chk popen system
+                    fdopen dprintf __dprintf_chk vdprintf __vdprintf_chk popen pclose system
                     posix_spawn posix_spawnp posix_spawn_file_actions_adddup2
                     posix_spawn_file_actions_init posix_spawn_file_actions_destroy
                 ];

@@ -203,6 +203,28 @@ macro_rules! spawn {
 spawn! {
     posix_spawn(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p, fa, pid;
     posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p, fa, pid;
-    system(c: *const c_char) -> i32, core::ptr::null(), core::ptr::null(), core::ptr::null();
     popen(c: *const c_char, t: *const c_char) -> *mut c_void, core::ptr::null(), core::ptr::null(), core::ptr::null();
+}
+
+/// The command has ended when it returns, and its descriptors with it.
+#[no_mangle]
+pub unsafe extern "C" fn system(c: *const c_char) -> i32 {
+    let _inside = thread::enter();
+    if !c.is_null() {
+        crate::preserving_errno(process::before_spawn);
+    }
+    // SAFETY: see above.
+    let r = thread::outside(|| unsafe { real::system(c) });
+    crate::preserving_errno(process::spawned_ended);
+    r
+}
+
+/// As above.
+#[no_mangle]
+pub unsafe extern "C" fn pclose(f: *mut c_void) -> i32 {
+    // SAFETY: see above.
+    let r = unsafe { real::pclose(f) };
+    let _inside = thread::enter();
+    crate::preserving_errno(process::spawned_ended);
+    r
 }

@@ -117,3 +117,10 @@ pub fn spawned(pid: u32) {
         });
     }
 }
+
+/// A program that was spawned has ended.
+pub fn spawned_ended() {
+    if table::table().is_some() {
+        table::each_fd(|_, _, c| table::back(c));
+    }
+}

@@ -15,6 +15,9 @@ use lane::proto::reason::Reason;
 
 /// Milliseconds after which a connection whose lane was given back may be registered again.
 const AGAIN_MS: u64 = 200;
+/// The same if the other end has given its lane back. (It decides when there is a next one: this end's registration only
+/// waits for its.)
+const DECLINED_MS: u64 = 20;
 
 /// Gives back a lane that has become useless, once both directions are on TCP.
 #[cold]
@@ -45,13 +48,12 @@ pub(super) fn retire(i: u32, c: &Conn) {
     if left && (c.has_error() || l.notifies()) {
         return;
     }
-    let why = if given_back {
-        Reason::PeerDeclined
-    } else {
-        Reason::DaemonLost
+    let (why, ms) = match given_back {
+        true => (Reason::PeerDeclined, DECLINED_MS),
+        false => (Reason::DaemonLost, AGAIN_MS),
     };
     if give_back(i, c, group) && !left {
-        table::later(c, why, AGAIN_MS);
+        table::later(c, why, ms);
         c.calls.store(0, Relaxed);
     }
 }

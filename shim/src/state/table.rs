@@ -3,7 +3,7 @@
 mod holders;
 mod kin;
 
-pub use holders::{add_holder, forget_zombies, give_up, holders, is_lent, lend, remove_holder};
+pub use holders::*;
 pub use kin::KIN;
 
 use crate::state::{fdtab, groups::LinkGroup};

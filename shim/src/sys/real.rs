@@ -252,6 +252,7 @@ real! {
     posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32;
     system(c: *const c_char) -> i32;
     popen(c: *const c_char, t: *const c_char) -> *mut c_void;
+    pclose(f: *mut c_void) -> i32;
     posix_spawn_file_actions_adddup2(fa: *mut c_void, fd: i32, to: i32) -> i32;
     posix_spawn_file_actions_init(fa: *mut c_void) -> i32;
     posix_spawn_file_actions_destroy(fa: *mut c_void) -> i32;

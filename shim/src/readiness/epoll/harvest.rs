@@ -34,7 +34,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
                     // (An end that has come since `tcp` was asked is told whole.)
                     let now = polled(sys::poll1(fd, libc::POLLIN | libc::POLLRDHUP));
                     ev |= now & IN;
-                    *tcp = *tcp & !IN | now & (RDHUP | HUP | ERR);
+                    *tcp = *tcp & !IN | now & (IN | RDHUP | HUP | ERR);
                 }
             }
         }

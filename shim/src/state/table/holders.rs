@@ -1,6 +1,7 @@
 //! Which processes hold a connection.
 
 use super::{conn, free, later, table};
+use crate::sys;
 use crate::sys::pids::{self, is_foreign, is_gone, me};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use lane::family::{flag, state, Conn, DOMAINS, HOLDERS};
@@ -95,6 +96,13 @@ pub fn lend(c: &Conn) {
     // Release: whoever sees the flags finds both directions marked.
     c.flags
         .fetch_or(flag::LEFT | flag::RECEIVED | flag::NEW, Release);
+}
+
+/// The other program has ended: the daemon may look at once whether somebody else still has the connection.
+pub fn back(c: &Conn) {
+    if is_lent(c) {
+        c.not_before_ms.store(sys::now_ms(), Relaxed);
+    }
 }
 
 /// Has it been lent, and no lane since then?
