@@ -4,7 +4,7 @@
  *
  *     departures [FILTER...]    the cells whose "/WAY/PEER/unread-N/own-N/" contains each FILTER (and no FILTER of "!FILTER")
  *
- * A cell is a process of its own, executed anew (so that one that is reset blows no fuse of another's), and CELLS_AT_ONCE
+ * A cell is a process of its own, executed anew (so that one that is reset blows no fuse of another's), and AT_ONCE (8)
  * of them run at a time. On stderr: how many were on a lane in both directions, how many directions had the unread bytes
  * there, and the slowest leaving call. The exit status is 1 if a cell was not on a lane under the shim, crashed or hung.
  *
@@ -13,61 +13,12 @@
  * take what the ring has.
  */
 #define _GNU_SOURCE
-#include "pairs.h"
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
+#include "departures.h"
 #include <spawn.h>
 #include <stdarg.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/sendfile.h>
-#include <sys/wait.h>
 
-enum { CLOSE = 7, CLOSE_WAIT = 8 }; /* states of TCP */
-enum { MORE = 1000, OUT = 300, REPLY = 500, MOST = 600000, RING = 300000, CHUNK = 20000, CELLS_AT_ONCE = 8, HANG_MS = 20000 };
-
-enum { DUP2, SYSTEM, POPEN, SPAWN, VFORK, FORK_EXEC, FORK_EXEC_KEPT, FORK_EXEC_BARE, FORK_EXEC_BARE_KEPT, EXEC, EXEC_BARE, RIGHTS, SPLICE,
-       LOWAT, INQ, FDOPEN, DPRINTF, SENDFILE, ASYNC, WAYS };
-static const char *const ways[] = {"dup2", "system", "popen", "spawn", "vfork", "fork-exec", "fork-exec-kept", "fork-exec-bare",
-                                   "fork-exec-bare-kept", "exec", "exec-bare", "rights", "splice", "lowat", "inq", "fdopen", "dprintf",
-                                   "sendfile", "async"};
-
-enum { ASLEEP, COMPUTING, STOPPED, HALF, CLOSED, EXITED, KILLED, PEERS };
-static const char *const peers[] = {"asleep", "computing", "stopped", "half", "closed", "exited", "killed"};
-
-enum { NONE, ONE, SOME, FULL, OVER, STUCK, AMOUNTS };
-static const char *const amounts[] = {"0", "1", "2000", "full", "over", "stuck"};
-static const long bytes[] = {0, 1, 2000, RING, MOST, MOST};
-
-struct cell {
-    int way, peer, unread, own;
-};
-
-/* What all processes of a cell share. */
-struct shared {
-    struct cell cell;
-    volatile int go, own_done, there, lane, by_ring, own_by_ring;
-    volatile long sent, own_sent, out, at; /* by the peer; by the leaving end; by its leaving; read by it */
-    volatile long began, took;             /* the leaving call, in microseconds */
-    pid_t peer;
-    char peer_says[40], line[400];
-};
-
-static struct shared *s;
 static volatile int sigios;
-
-static int is_gone(void) { return s->cell.peer >= CLOSED; }
-static int goes_on(void) { return s->cell.peer <= STOPPED; }
-static int is_bare(void) { return !getenv("LD_PRELOAD"); }
-static int is_stuck(void) { return s->cell.unread == STUCK || s->cell.own == STUCK; }
-static int writes(int way) { return way == DPRINTF || way == SENDFILE; }
-
-/* The peer's kernel may drop bytes that this end's kernel has no room for yet: no one knows how many. */
-static int may_lose(void) { return is_gone() && s->cell.unread >= FULL && (s->cell.own || writes(s->cell.way)); }
-
-static char pattern(long i) { return (char)(' ' + ((i * 2654435761u) >> 13) % 64); }
 
 static long now_us(void) {
     struct timespec t;
@@ -86,94 +37,6 @@ static void say(const char *format, ...) {
 static void say_result(const char *what, long r) {
     if (r < 0) say(", %s %s", what, strerrorname_np(errno));
     else say(", %s %ld", what, r);
-}
-
-static int option(int fd, int level, int name, int value) { return !setsockopt(fd, level, name, &value, sizeof value); }
-
-/* Sends as many bytes as are taken without waiting. Were they sent on the ring? */
-static int fill(int fd, long amount, volatile long *sent) {
-    static char buf[MOST];
-    unsigned long before = info(fd).tcpi_bytes_sent;
-    for (long i = 0; i < amount; i++) buf[i] = pattern(i);
-    for (long n; *sent < amount; *sent += n) {
-        long most = amount - *sent < 65536 ? amount - *sent : 65536;
-        if ((n = send(fd, buf + *sent, (size_t)most, MSG_DONTWAIT | MSG_NOSIGNAL)) < 0) break;
-    }
-    NEED(*sent == amount || (amount >= RING && *sent > 2000));
-    return *sent && !is_bare() && info(fd).tcpi_bytes_sent == before;
-}
-
-/* Until bytes that are on TCP have come. */
-static void arrive(int fd, long sent) {
-    for (int k = 0, n = 0; k < 10000 && n < sent && n < 2000; k++, sleep_us(100)) NEED(!raw(SYS_ioctl, fd, FIONREAD, (long)&n, 0, 0));
-}
-
-static long send_pattern(int fd, long at, long amount) {
-    char buf[MORE];
-    for (long i = 0; i < amount; i++) buf[i] = pattern(at + i);
-    return send(fd, buf, (size_t)amount, MSG_NOSIGNAL);
-}
-
-/* ---- the other end ---- */
-
-/* The connection comes onto a lane by single bytes there and back; the other end says whether TCP saw the last one. */
-static void answer(int b) {
-    char c;
-    for (unsigned long before = info(b).tcpi_bytes_received, now; NEED(recv(b, &c, 1, 0) == 1), c != 'g'; before = now) {
-        now = info(b).tcpi_bytes_received;
-        NEED(send(b, now == before ? "l" : "t", 1, 0) == 1);
-    }
-}
-
-static _Noreturn void peer_ends(const char *why) {
-    strcpy(s->peer_says, why);
-    _exit(1);
-}
-
-/* All bytes of the other end up to `end`. */
-static void verify(int b, long *at, long end) {
-    static char buf[CHUNK];
-    while (*at < end) {
-        long k = recv(b, buf, (size_t)(end - *at < CHUNK ? end - *at : CHUNK), 0);
-        if (k < 0) peer_ends(strerrorname_np(errno));
-        if (!k) peer_ends("sees an early end");
-        for (long i = 0; i < k; i++)
-            if (buf[i] != pattern(*at + i)) peer_ends("sees a wrong byte");
-        *at += k;
-    }
-}
-
-static void go_on(int b) {
-    long at = 0;
-    char c;
-    verify(b, &at, s->own_sent + s->out);
-    if (goes_on() && send_pattern(b, s->sent, MORE) != MORE) peer_ends("cannot send");
-    verify(b, &at, s->own_sent + s->out + REPLY);
-    if (s->cell.peer == HALF && recv(b, &c, 1, 0)) peer_ends("sees no end");
-    close(b);
-}
-
-static _Noreturn void peer(int b) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    close(listener);
-    NEED(b >= 0 && option(b, IPPROTO_TCP, TCP_NODELAY, 1));
-    answer(b);
-    if (is_stuck()) narrow(b, 50000); /* (the shim has seen no narrow buffers) */
-    while (!s->own_done) sleep_us(500);
-    if (!s->own_by_ring) arrive(b, s->own_sent);
-    s->by_ring = fill(b, bytes[s->cell.unread], &s->sent);
-    if (s->cell.peer == HALF) NEED(!shutdown(b, SHUT_WR));
-    if (s->cell.peer == CLOSED) close(b);
-    s->there = 1;
-    if (s->cell.peer == EXITED) exit(0);
-    if (s->cell.peer == KILLED) kill(getpid(), SIGKILL);
-    if (s->cell.peer == STOPPED) raise(SIGSTOP);
-    else if (s->cell.peer == COMPUTING)
-        while (!s->go) {}
-    else
-        while (!s->go) sleep_us(1000);
-    if (s->cell.peer != CLOSED) go_on(b);
-    _exit(0);
 }
 
 /* ---- before the leaving ---- */
@@ -201,26 +64,17 @@ static void until_told(int a) {
 }
 
 static void until_there(int a) {
-    for (int k = 0; !s->there; k++, sleep_us(500)) NEED(k < 20000);
-    siginfo_t i;
-    int how = s->cell.peer == STOPPED ? WSTOPPED : s->cell.peer > CLOSED ? WEXITED : 0;
-    if (how) NEED(!waitid(P_PID, (id_t)s->peer, &i, how | WNOWAIT));
+    until_peer_is_there();
     if (!s->by_ring) arrive(a, s->sent);
     if (s->cell.peer >= HALF) until_told(a);
     sleep_us(5000);
 }
 
 static int prepared(void) {
-    socklen_t n = sizeof address;
-    address.sin_family = AF_INET, address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    listener = socket(AF_INET, SOCK_STREAM, 0);
-    NEED(!bind(listener, (void *)&address, n) && !listen(listener, 1) && !getsockname(listener, (void *)&address, &n));
-    pid_t child = fork();
-    if (!child) peer(accept(listener, 0, 0));
-    s->peer = child;
+    start_peer();
+    struct sockaddr_in to = s->address;
     int a = socket(AF_INET, SOCK_STREAM, 0);
-    NEED(!connect(a, (void *)&address, n) && option(a, IPPROTO_TCP, TCP_NODELAY, 1));
-    close(listener);
+    NEED(!connect(a, (void *)&to, sizeof to) && option(a, IPPROTO_TCP, TCP_NODELAY, 1));
     bring_up(a);
     if (is_stuck()) narrow(a, 50000);
     s->own_by_ring = fill(a, bytes[s->cell.own], &s->own_sent);
@@ -312,7 +166,7 @@ static void after_gone(int fd) {
 
 static void exchange(int fd) {
     long why = 0;
-    kill(s->peer, SIGCONT);
+    wake_peer();
     for (int k = 0, n = 0; s->cell.way == ASYNC && k < 2000 && n < MORE; k++, sleep_us(500)) ioctl(fd, FIONREAD, &n); /* (a wait takes no SIGIO) */
     int all = take_to(fd, s->sent + MORE, &why);
     say(all ? ", more" : ", MORE %ld", s->at - s->sent);
@@ -335,8 +189,7 @@ static void use(int fd) {
 }
 
 static _Noreturn void finish(void) {
-    int status = 0;
-    NEED(waitpid(s->peer, &status, 0) == s->peer);
+    int status = end_of_peer();
     if (!is_gone()) say(", peer %s", status ? WIFSIGNALED(status) ? "CRASHES" : s->peer_says : "ok");
     exit(0);
 }
@@ -556,8 +409,9 @@ static int ended(struct run *r) {
 }
 
 static void run_all(int n) {
+    int most = getenv("AT_ONCE") ? atoi(getenv("AT_ONCE")) : 8;
     for (int first = 0, next = 0, running = 0; first < n;) {
-        while (next < n && running < CELLS_AT_ONCE) start(&runs[next++]), running++;
+        while (next < n && running < most) start(&runs[next++]), running++;
         for (int k = first; k < next; k++)
             if (!runs[k].done && ended(&runs[k])) running--;
         for (; first < next && runs[first].done; first++) {
@@ -570,6 +424,8 @@ static void run_all(int n) {
 
 int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
+    if (argc == 3 && !strcmp(argv[1], "--serve")) serve(argv[2]);
+    if (argc == 4 && !strcmp(argv[1], "--other")) serve_one(atoi(argv[2]), argv[3]);
     if (argc == 3 && !strcmp(argv[1], "--cell")) {
         s = map(atoi(argv[2]));
         if (s->cell.way == RIGHTS) fork_receiver();

@@ -6,6 +6,7 @@
 
 pub mod c;
 pub mod daemon;
+pub mod departures;
 pub mod lines;
 pub mod node;
 pub mod packaged;

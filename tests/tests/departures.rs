@@ -2,46 +2,40 @@
 //! closed, exited or was killed, with bytes unread either way. Each line is the one that it prints without the shim.
 
 use anyhow::{ensure, Result};
-use std::time::Duration;
-use underpass_tests::harness::{c, Daemon, Place, Program};
+use underpass_tests::harness::departures::{Matrix, CELLS, LIMIT};
+use underpass_tests::harness::{Daemon, Place, Pods, Program};
 
-const LIMIT: Duration = Duration::from_secs(300);
-
-/// The one case in which the application sees something else: the peer was killed with bytes on its ring, and the
-/// connection goes to where only TCP is read. It is told by an error, never by a short stream that ends cleanly.
-fn is_lost(line: &str) -> bool {
-    line.contains("/killed/unread-") && !line.contains("/unread-0/")
-}
-
-#[test]
-fn every_way_out_is_as_bare() -> Result<()> {
-    let dir = tempfile::tempdir()?;
-    let path = dir.path().join("departures");
-    c::compile("departures", &path)?;
-    let run = |place: &Place| Program::new(&path, place).run(LIMIT);
-    let bare = run(&Place::bare())?;
+fn every_cell_is_as_bare(within: impl Fn(Place) -> Place, env: &[(&str, String)]) -> Result<()> {
+    let matrix = Matrix::compile()?;
+    let run = |place: Place| {
+        let p = Program::new(matrix.program(), &within(place));
+        let p = env.iter().fold(p, |p, (name, value)| p.env(name, value));
+        p.run(LIMIT)
+    };
+    let bare = run(Place::bare())?;
     let d = Daemon::start()?;
-    let ours = run(&d.eager())?;
+    let ours = run(d.eager())?;
     let told = format!("{}\n{}\n{}", ours.stderr, ours.stdout, d.picture());
     ensure!(bare.status.success() && ours.status.success(), "{told}");
-    let (bare, ours) = (bare.stdout.lines(), ours.stdout.lines());
-    ensure!(
-        bare.clone().count() == 1466 && ours.clone().count() == 1466,
-        "{told}"
-    );
-    let mut lost = 0;
-    for (bare, ours) in bare.zip(ours) {
-        if bare == ours {
-            continue;
-        }
-        let errs = is_lost(ours) && ours.contains("READ ") && ours.contains("ECONNRESET");
-        ensure!(errs, "bare {bare}\nours {ours}\n{told}");
-        lost += 1;
-    }
+    let lost = matrix.lost(CELLS, [&bare.stdout, &ours.stdout])?;
     let s = d.stats()?;
     // Resets are of those alone. (Each cell's connection has two ends on lanes; most ways leave beside a peer that does
     // nothing, and need the daemon.)
     ensure!(lost <= 100 && s.resets <= lost + 5, "{lost} {told}");
-    ensure!(s.promoted >= 2 * 1466 && s.taken_over > 200, "{told}");
+    ensure!(s.promoted >= 2 * CELLS && s.taken_over > 200, "{told}");
     Ok(())
+}
+
+#[test]
+fn every_way_out_is_as_bare() -> Result<()> {
+    every_cell_is_as_bare(|p| p, &[])
+}
+
+/// Between two pods of a node. (With an MTU of 1,500 bytes TCP holds less than a ring.)
+#[test]
+fn between_two_namespaces() -> Result<()> {
+    let pods = Pods::new()?;
+    let other = format!("/run/netns/{}", pods.b());
+    let env = [("OTHER_NS", other), ("ADDRESS", Pods::B.into())];
+    every_cell_is_as_bare(|p| p.netns(pods.a()), &env)
 }

@@ -36,7 +36,7 @@ fn settled(fds: &[pollfd]) -> bool {
         p.revents & (POLLERR | POLLHUP) != 0 && p.revents & whole != whole
     };
     let parts = fds.iter().filter(may_be_a_part);
-    parts.fold(false, |any, p| tcp_state(p.fd).is_some() || any)
+    parts.filter(|p| tcp_state(p.fd).is_some()).count() > 0 // (not `any`: it waits for all of them)
 }
 
 fn poll_once(fds: &mut [pollfd]) -> usize {
