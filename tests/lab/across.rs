@@ -6,6 +6,7 @@
 
 pub mod closes;
 pub mod daemons;
+pub mod departures;
 pub mod inherited;
 pub mod iwarp;
 pub mod left;

@@ -47,6 +47,7 @@ const TESTS: &[(&str, Test)] = &[
         "across::iwarp_beside_roce",
         across::iwarp::iwarp_beside_roce,
     ),
+    ("across::ways_out", across::departures::ways_out),
     (
         "across::redis_between_nodes",
         across::unmodified::redis_between_nodes,

@@ -271,8 +271,8 @@ static void serve_turn(void) {
     if (!s->begins) return;
     if (!s->peer) s->peer = fork_peer(serves_at);
     if (s->wakes == 1) s->wakes = 2, kill(s->peer, SIGCONT);
-    if (is_there(s->peer)) s->arrived = 1;
-    if (waitpid(s->peer, &status, WNOHANG) == s->peer) s->status = status, s->ended = 1;
+    if (!s->arrived) s->arrived = is_there(s->peer);
+    else if (waitpid(s->peer, &status, WNOHANG) == s->peer) s->status = status, s->ended = 1;
 }
 
 /* For each connection to `where` ("IP:PORT"), a process that has the peer of one cell. */

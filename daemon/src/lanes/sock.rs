@@ -10,6 +10,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 pub(crate) struct Sock<'a> {
     pub fd: BorrowedFd<'a>,
     pub system: &'a dyn System,
+    /// Its end leaves, or ends.
+    pub leaves: bool,
 }
 
 impl Port for Sock<'_> {
@@ -24,6 +26,10 @@ impl Port for Sock<'_> {
         // SAFETY: as above.
         let bytes = unsafe { std::slice::from_raw_parts(data, len) };
         self.system.tcp_send_more(self.fd, bytes)
+    }
+
+    fn leaves(&self) -> bool {
+        self.leaves
     }
 
     fn tcp_recv(&self, _: *mut u8, _: usize, _: bool) -> Result<usize, i32> {

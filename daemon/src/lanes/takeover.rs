@@ -250,6 +250,7 @@ impl Takeover {
         let sock = Sock {
             fd: sock.as_fd(),
             system: &*self.system,
+            leaves: false, // (the receiver's word says so)
         };
         Wire { sock, areas }
     }

@@ -81,6 +81,21 @@ pub fn peer_pidfd(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
+/// Number of bytes that the other end has not acknowledged, or were not sent yet.
+pub fn outstanding(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
+    queued(fd, libc::TIOCOUTQ)
+}
+
+fn queued(fd: BorrowedFd<'_>, what: libc::Ioctl) -> Result<u64, Errno> {
+    let mut n = 0i32;
+    // SAFETY: the calls that are made here write one int.
+    if unsafe { libc::ioctl(fd.as_raw_fd(), what, &mut n) } == 0 {
+        return Ok(u64::try_from(n).unwrap_or(0));
+    }
+    let e = std::io::Error::last_os_error();
+    Err(Errno::from_io_error(&e).unwrap_or(Errno::INVAL))
+}
+
 /// Byte positions of a TCP socket. AGAIN: they changed during each read.
 pub fn tcp_position(fd: BorrowedFd<'_>) -> Result<TcpCounts, Errno> {
     let failed = Cell::new(None);
@@ -94,16 +109,7 @@ pub fn tcp_position(fd: BorrowedFd<'_>) -> Result<TcpCounts, Errno> {
         }
         parsed
     };
-    let queued = |what| {
-        let mut n = 0i32;
-        // SAFETY: both calls write one int.
-        if unsafe { libc::ioctl(fd.as_raw_fd(), what, &mut n) } == 0 {
-            return Some(u64::try_from(n).unwrap_or(0));
-        }
-        let e = std::io::Error::last_os_error();
-        told(Errno::from_io_error(&e).unwrap_or(Errno::INVAL));
-        None
-    };
+    let queued = |what| queued(fd, what).map_err(told).ok();
     position(info, || queued(libc::TIOCOUTQ), || queued(libc::FIONREAD))
         .ok_or_else(|| failed.get().unwrap_or(Errno::AGAIN))
 }

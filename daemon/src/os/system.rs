@@ -24,6 +24,10 @@ pub trait System: Send + Sync {
     fn tcp_send_more(&self, sock: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, i32> {
         self.tcp_send(sock, bytes)
     }
+    /// Are there bytes that the other end's kernel has not acknowledged?
+    fn tcp_outstanding(&self, _sock: BorrowedFd<'_>) -> bool {
+        false
+    }
     /// Sequence numbers that the kernel has taken on a connection's socket; `None` if it cannot tell now.
     fn tcp_sent(&self, sock: BorrowedFd<'_>) -> Option<u64>;
 }
@@ -57,6 +61,10 @@ impl System for Machine {
 
     fn tcp_send_more(&self, sock: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, i32> {
         room::with_more(&sockopt::Of(sock), true, || self.tcp_send(sock, bytes))
+    }
+
+    fn tcp_outstanding(&self, sock: BorrowedFd<'_>) -> bool {
+        sockopt::outstanding(sock).is_ok_and(|n| n > 0)
     }
 
     fn tcp_sent(&self, sock: BorrowedFd<'_>) -> Option<u64> {

@@ -79,13 +79,23 @@ fn outstanding(fd: i32) -> bool {
 pub fn close(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) {
     let ms = linger_ms(fd);
     match finish(c, group, m, fd) {
-        true => linger(c, group, m, fd, ms.unwrap_or(0)),
-        false => tcp::disconnect(fd),
+        Finished::Ends => linger(c, group, m, fd, ms.unwrap_or(0)),
+        Finished::ByDaemon => {}
+        Finished::Reset => tcp::disconnect(fd),
     }
 }
 
-/// Ends the connection, as far as this end can. False: it is to be reset.
-fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
+/// What comes of a close.
+enum Finished {
+    Ends,
+    /// The daemon puts on TCP what is unread at the other end, then resets the connection, for bytes are unread here.
+    ByDaemon,
+    /// It is to be reset.
+    Reset,
+}
+
+/// Ends the connection, as far as this end can.
+fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> Finished {
     let port = Sock::leaving(fd, group);
     let _t = lock::lock(&c.tx.lock);
     let _r = lock::lock(&c.rx.lock);
@@ -101,23 +111,30 @@ fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
         let _ = c.rx.probe(m, &port); // a frame that has arrived just now
     }
     c.rx.close(m, &port, TcpPos::default());
-    let unread = c.rx.ring_unread(m) > 0 || !repeats && in_kernel();
-    if unread || linger_ms(fd) == Some(0) {
-        // Unread bytes make a close a reset, as in TCP (RFC 1122, 4.2.2.13). It is sent at once, because our close
-        // is not the last one.
-        return false;
+    if linger_ms(fd) == Some(0) {
+        return Finished::Reset;
     }
+    // Unread bytes make a close a reset, as in TCP (RFC 1122, 4.2.2.13).
+    let on_ring = c.rx.ring_unread(m) > 0;
+    let unread = on_ring || !repeats && in_kernel();
     if c.tx.mode.load(Relaxed) != mode::TCP {
-        if served(c, group) && daemon::lane_shut(group, c.lane.load(Relaxed)) {
-            return true; // `LaneDone` follows, and then it closes its copy
+        let served = served(c, group);
+        if unread && on_ring && served {
+            return Finished::ByDaemon; // `LaneDone` follows
+        }
+        if !unread && served && daemon::lane_shut(group, c.lane.load(Relaxed)) {
+            return Finished::Ends; // `LaneDone` follows, and then it closes its copy
         }
         if !back_on_tcp(c, m, &port, fd) {
             tcp::count_reset(c, fd, Reason::Stalled);
-            return false;
+            return Finished::Reset;
         }
     }
+    if unread {
+        return Finished::Reset; // at once, because our close is not the last one
+    }
     let _ = sys::shutdown(fd, libc::SHUT_WR);
-    true
+    Finished::Ends
 }
 
 /// The daemon that was to finish is gone: the rest of the ring goes to TCP, and the FIN after it.

@@ -128,7 +128,8 @@ pub enum Event {
     NoRail,
     /// There is a link again.
     RailBack,
-    /// The application has been asked to take a lane's sending direction down. Time for takeover if it does not.
+    /// The application has been asked to take a lane's sending direction down: time for takeover if it does not. Or what
+    /// was sent before the end is read.
     Asked,
     /// This lane has failed: reset its connection, then [`super::Pair::remove`] it.
     LaneFailed {

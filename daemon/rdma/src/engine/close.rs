@@ -24,6 +24,19 @@ impl<P: Provider> Pair<P> {
         }
     }
 
+    /// The application of this end is gone: its peer is told that nobody reads any more. Has it left bytes unread on its
+    /// ring, which its kernel does not know?
+    pub fn reader_gone(&mut self, id: LaneId) -> bool {
+        let Some(mut lane) = self.lanes.take(id) else {
+            return false;
+        };
+        lane.inn.gone = true;
+        let unread = self.look_in(&mut lane).is_ok() && lane.inn.unread_here();
+        self.lanes.put_back(id, lane);
+        self.wake(id);
+        unread
+    }
+
     /// The caller takes the sending direction down itself (takeover). If it is up, returns its epoch and the cursor
     /// up to which the peer's reader is known to have consumed. The engine sends no more bytes of it. Nothing happens
     /// if the direction is in another epoch by now: its end has taken it back and gone up again.

@@ -1,7 +1,7 @@
 //! The state of the incoming direction of a lane.
 
 use crate::wire::Place;
-use lane::abi::{Cursor, Epoch, Loc, RxWord, TxPhase};
+use lane::abi::{rx, tx, Cursor, Epoch, Loc, RxWord, TxPhase};
 use lane::num;
 use std::collections::VecDeque;
 
@@ -33,6 +33,8 @@ pub(super) struct In {
     /// Cursors: consumed by the application; told to the peer.
     pub cursor: Cursor,
     pub told: Cursor,
+    /// The application has ended, and reads nothing any more.
+    pub gone: bool,
     /// Value of the application's cursor word before it noticed the switch.
     pub stale: Option<Cursor>,
     /// The peer waits for space.
@@ -98,6 +100,12 @@ impl In {
 
     pub(super) fn unread(&self) -> bool {
         self.up && self.cursor != self.head
+    }
+
+    /// The same, if nothing of it comes on TCP.
+    pub(super) fn unread_here(&self) -> bool {
+        let leaves = self.word.has(rx::REVOKED | rx::WANT_DOWN);
+        self.unread() && self.tx_phase == tx::UP && !leaves
     }
 }
 

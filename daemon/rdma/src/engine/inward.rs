@@ -38,6 +38,7 @@ impl<P: Provider> Pair<P> {
             }
             let flags = rx::READY | rx::WANT_DOWN | rx::REVOKED | rx::CLOSED | rx::PAST;
             let flags = word.flags().only(flags);
+            let closed = if lane.inn.gone { rx::CLOSED } else { rx::NONE };
             // Stored before the word. Has the reader taken nothing from the ring, and will it never?
             let untouched = || {
                 let at = app.rx[lane.slot].revoked.load(Relaxed);
@@ -50,7 +51,7 @@ impl<P: Provider> Pair<P> {
             } else {
                 flags
             };
-            let word = RxWord::new(epoch, flags);
+            let word = RxWord::new(epoch, flags | closed);
             if lane.inn.word != word {
                 lane.inn.word = word;
                 lane.cdc = true;

@@ -357,6 +357,9 @@ impl<P: Provider> Pair<P> {
             }
             if c.cursor != lane.out.cursor {
                 lane.out.read_to(c.cursor);
+                if lane.out.finish && c.cursor == lane.out.head {
+                    self.event(Event::Asked);
+                }
                 if let Some(p) = self.clients.get(&lane.client) {
                     // Release: pairs with the Acquire in `TxState::refresh`; the reader's copy is done.
                     p.memory.proxy().cursors[lane.slot].store(c.cursor, Release);

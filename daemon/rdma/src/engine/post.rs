@@ -390,7 +390,11 @@ impl<P: Provider> Pair<P> {
     fn snapshot(&self, lane: &Lane) -> Body {
         let (o, i) = (&lane.out, &lane.inn);
         let mut flags = 0;
-        let half = o.rings.back().map_or(u64::MAX, |r| r.size() / 2);
+        // (Whoever finishes waits until all is read, for a while.)
+        let half = match o.finish {
+            true => 0,
+            false => o.rings.back().map_or(u64::MAX, |r| r.size() / 2),
+        };
         if o.sends() && o.announced.saturating_since(o.cursor) > half {
             flags |= flag::WANT_SPACE;
         }

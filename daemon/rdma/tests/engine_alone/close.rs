@@ -179,7 +179,8 @@ fn a_lane_that_has_failed() {
     assert_eq!((s.heard(), s.b.controls()), (vec![], vec![close(&s)]));
 }
 
-/// All bytes have landed: said when the peer's daemon says so, which it is asked for, and once.
+/// All bytes have landed: said when the peer's daemon says so, which it is asked for, and once. Then they are read, of which
+/// it is to tell at once.
 #[test]
 fn finished() {
     let mut s = up();
@@ -188,7 +189,8 @@ fn finished() {
     s.b.pair.finish(s.id);
     s.b.settle();
     let said = s.last_snapshot().expect("a snapshot");
-    assert_eq!((said.flags, said.head), (flag::WANT_LANDED, c(10)));
+    let asks = flag::WANT_LANDED | flag::WANT_SPACE;
+    assert_eq!((said.flags, said.head), (asks, c(10)));
     assert_eq!(s.b.happened(), []);
     s.say(Body::Landed {
         epoch: e(1),
@@ -205,6 +207,38 @@ fn finished() {
     s.b.settle();
     s.b.publish();
     assert_eq!((s.heard(), s.b.happened()), (vec![], vec![]));
+    for (cursor, happens) in [(9, vec![]), (10, vec![Event::Asked])] {
+        s.says.cursor = c(cursor);
+        s.snapshot();
+        assert_eq!(s.b.happened(), happens);
+    }
+}
+
+/// The application has ended: whether it has left bytes unread, of which its kernel does not know; its peer is told that
+/// nobody reads.
+#[test]
+fn the_reader_is_gone() {
+    for (read, left) in [(7, true), (10, false)] {
+        let mut s = received(10);
+        s.reads(read);
+        assert_eq!(s.b.pair.reader_gone(s.id), left);
+        s.b.settle();
+        let said = s.last_snapshot().expect("a snapshot");
+        assert!(said.rx_flags.has(rx::CLOSED) && said.cursor == c(read));
+    }
+    // What comes on TCP is known there.
+    for flags in [rx::READY | rx::REVOKED, rx::READY | rx::WANT_DOWN] {
+        let mut s = received(10);
+        s.reads(7);
+        s.reader(e(1), flags);
+        assert!(!s.b.pair.reader_gone(s.id));
+    }
+    let mut s = received(10);
+    s.says.tx_phase = tx::DOWN;
+    s.snapshot();
+    assert!(!s.b.pair.reader_gone(s.id));
+    let mut s = fresh();
+    assert!(!s.b.pair.reader_gone(s.id));
 }
 
 /// A lane on TCP has nothing on its way; one that asks has to wait for the answer.

@@ -59,6 +59,8 @@ pub(super) struct Takeover {
     pub moved: (TcpPos, u64),
     /// When the next attempt is made. Later if the last one came to nothing: TCP was full, or not everything had arrived.
     pub next: u64,
+    /// Cursor of the reader at its last progress after everything had landed, and the time of that.
+    pub read: (Cursor, u64),
 }
 
 pub(super) struct Lane {
@@ -89,6 +91,8 @@ pub(super) struct Lane {
     pub ending_since: u64,
     /// When everything has arrived, the socket is to be shut down for sending.
     pub fin: bool,
+    /// The process is gone: has it left bytes unread, so that the end is a reset?
+    pub reset: Option<bool>,
     pub takeover: Option<Box<Takeover>>,
     /// A helper is working on the socket.
     pub working: bool,
@@ -150,6 +154,7 @@ impl<V: Provider> Rails<V> {
             orphaned: None,
             ending_since: 0,
             fin: false,
+            reset: None,
             takeover: None,
             working: false,
             late_since: None,

@@ -9,7 +9,7 @@ use super::area::Areas;
 use super::inherited::LOOK_NS;
 use super::lanes::{Ending, Lane, Stage, Takeover};
 use super::{Key, Rails};
-use crate::lanes::sock::{unread, Sock};
+use crate::lanes::sock::{disconnect, unread, Sock};
 use crate::os::fds::Foreign;
 use crate::os::system::System;
 use lane::abi::{rx, tx, Epoch, TcpPos, TxPhase, TxWord};
@@ -27,6 +27,11 @@ pub(super) const LATE_NS: u64 = 20_000_000;
 const TICK_NS: u64 = 5_000_000;
 /// How long bytes on the ring may take to arrive over the rails, before they are put on TCP after all.
 const FLUSH_NS: u64 = 2_000_000_000;
+/// How long a reader may rest before what it has not read of a ring that ends goes to TCP: should it leave its lane later,
+/// nobody could put it there.
+const READ_NS: u64 = 10_000_000;
+/// How long a reset waits until what was sent before it has arrived.
+const RESET_NS: u64 = 200_000_000;
 /// If the peer takes nothing from TCP for this long, it does not get the rest, as with any orphan (tcp(7),
 /// tcp_orphan_retries).
 const ORPHAN_NS: u64 = 100_000_000_000;
@@ -54,9 +59,12 @@ pub(super) struct Job {
     tag: u64,
     epoch: Epoch,
     tx: Box<TxState>,
-    /// `fin`: then shut the socket down for sending; `over`: it is closed after that.
+    /// `fin`: then shut the socket down for sending; `over`: it is closed after that; `reset`: by a reset.
     fin: bool,
     over: bool,
+    reset: bool,
+    /// The reset has waited for long enough.
+    late: bool,
 }
 
 /// Result of a job.
@@ -103,6 +111,7 @@ impl Job {
         let port = Sock {
             fd: self.sock.as_fd(),
             system: &*self.system,
+            leaves: self.fin || self.over,
         };
         let done = match self.work {
             Work::End => Ok(()),
@@ -117,8 +126,11 @@ impl Job {
         match done {
             Err(r) => Some(Found::Failed(r)),
             Ok(()) if self.tx.mode.load(Relaxed) != mode::TCP => None,
+            Ok(()) if self.reset && !self.late && self.system.tcp_outstanding(port.fd) => None,
             Ok(()) => {
-                if self.fin && !(self.over && unread(port.fd, self.tag)) {
+                if self.reset {
+                    disconnect(port.fd);
+                } else if self.fin && !(self.over && unread(port.fd, self.tag)) {
                     let _ = rustix::net::shutdown(port.fd, rustix::net::Shutdown::Write);
                 }
                 // Pairs with the Release in `TxState::say`: its end may have been quicker.
@@ -195,6 +207,9 @@ impl<V: Provider> Rails<V> {
             }
             return false;
         };
+        if let (true, Some(n), Some(id)) = (l.is_over(), self.nodes.get_mut(&l.node), l.engine) {
+            l.reset.get_or_insert_with(|| n.pair.reader_gone(id));
+        }
         let (work, tx) = match l.next_work(&m, state, rail, now) {
             Next::Work(work, tx) => (work, tx),
             Next::Waits => return true,
@@ -229,6 +244,8 @@ impl<V: Provider> Rails<V> {
             tx,
             fin: l.fin,
             over: l.is_over(),
+            reset: l.reset == Some(true),
+            late: now >= l.ending_since + RESET_NS,
         };
         self.start(job);
         true
@@ -275,10 +292,9 @@ impl<V: Provider> Rails<V> {
                         n.pair.take_down(id, done.epoch); // its frame is under way
                     }
                 }
-                let moved = l
-                    .takeover
-                    .as_ref()
-                    .map_or((TcpPos::default(), now), |c| c.moved);
+                let last = l.takeover.as_ref();
+                let moved = last.map_or((TcpPos::default(), now), |c| c.moved);
+                let read = last.map_or((tx.consumed(), now), |c| c.read);
                 let stuck = match done.work {
                     Work::Down => tx.tcp_pos.load(Relaxed) == moved.0,
                     // What was sent last is usually there at once.
@@ -286,7 +302,12 @@ impl<V: Provider> Rails<V> {
                     Work::Adopt | Work::End => false,
                 };
                 let next = if stuck { now + TICK_NS } else { now };
-                l.takeover = Some(Box::new(Takeover { tx, moved, next }));
+                l.takeover = Some(Box::new(Takeover {
+                    tx,
+                    moved,
+                    next,
+                    read,
+                }));
             }
             Found::Down(phase) => {
                 if done.work == Work::Adopt {
@@ -321,6 +342,18 @@ enum Next {
     Withdrawn,
     /// The peer has taken nothing for too long.
     Stalled,
+}
+
+impl Takeover {
+    /// Everything has landed: has the reader had the time to read it?
+    fn rests(&mut self, m: &Memory<'_>, now: u64) -> bool {
+        let unread = self.tx.unread(m).is_ok_and(|n| n > 0);
+        let at = self.tx.consumed();
+        if !self.tx.has_landed(m) || at != self.read.0 {
+            self.read = (at, now);
+        }
+        unread && now >= self.read.1 + READ_NS
+    }
 }
 
 impl Lane {
@@ -364,8 +397,9 @@ impl Lane {
         if now < c.next {
             return Next::Waits;
         }
+        let waits = !c.rests(m, now) && self.reset != Some(true);
         let tx = std::mem::take(&mut c.tx);
-        let fin = self.fin && rail && now < self.ending_since + FLUSH_NS;
+        let fin = self.fin && rail && waits && now < self.ending_since + FLUSH_NS;
         match fin && tx.is_up() {
             true => Next::Work(Work::Fin, tx),
             false => Next::Work(Work::Down, tx),

@@ -108,10 +108,10 @@ impl RxState {
             && self.head(m) == Ok(self.cursor.load(Relaxed))
     }
 
-    /// On one node: has the sender gone down by a frame, or is it about to?
+    /// Has the sender gone down by a frame, or is it about to? (Across nodes it may have, without having said so.)
     #[inline(always)]
     pub(super) fn is_left(&self, m: &Memory) -> bool {
-        !m.is_remote() && matches!(self.phase(m), tx::DOWNING | tx::DOWN | tx::ENDED)
+        matches!(self.phase(m), tx::DOWNING | tx::DOWN | tx::ENDED)
     }
 
     /// The ring is read to its end: takes the frame, and the bytes that repeat the ring, off TCP as far as they have

@@ -273,8 +273,8 @@ impl TxState {
 
     /// Across nodes, before TCP is shut down for sending: puts on TCP a frame that says where the stream ends, so
     /// that the receiver does not take the FIN for the end while bytes are on their way. `Blocked`: not all bytes
-    /// have landed yet, or TCP's buffer is full; call again, or give up and go [`TxState::down`]. Nothing may be sent
-    /// afterwards.
+    /// have landed and been read yet, or TCP's buffer is full; call again, or give up and go [`TxState::down`]. Nothing
+    /// may be sent afterwards.
     pub fn finish(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
         if self.is_taken_over(m) {
             return Ok(Progress::Blocked);
@@ -288,10 +288,10 @@ impl TxState {
             _ => return self.look(m, port),
         }
         let head = self.head.load(Relaxed);
-        // Acquire: pairs with the daemon's Release, which follows the remote daemon's confirmation of the bytes.
-        let landed = m.peer_rx().landed.load(Acquire).cursor() == head;
+        // (What is unread is for TCP, in case that the receiver leaves: nobody could put it there later.)
+        let there = self.has_landed(m) && self.refresh(m)? == head;
         let word = m.peer_rx().word.load(Acquire);
-        if !landed || !word.has(rx::PAST) {
+        if !there || !word.has(rx::PAST) {
             return match self.is_quiet(word) {
                 true => Ok(Progress::Blocked),
                 false => self.answer(m, port, word),
@@ -306,6 +306,12 @@ impl TxState {
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
         self.drain(m, port)
+    }
+
+    /// Across nodes: can the receiver see all bytes of the ring?
+    pub fn has_landed(&self, m: &Memory) -> bool {
+        // Acquire: pairs with the daemon's Release, which follows the remote daemon's confirmation of the bytes.
+        m.peer_rx().landed.load(Acquire).cursor() == self.head.load(Relaxed)
     }
 
     /// The peer's process is gone: what is sent from now on goes to TCP, which returns the errors. (What a daemon has
