@@ -17,7 +17,7 @@ mod shutdown;
 mod unseen;
 
 pub use close::{before_close, closed, finish_close};
-pub use exec::{all_left, before_exec, before_spawn, exec_failed, lend, spawned, spawned_ended};
+pub use exec::{all_left, before_exec, exec_failed, lend, spawned, spawned_ended, spawning};
 pub use exit::exits;
 pub use fork::{after_fork_child, after_fork_parent, before_fork};
 pub use give_up::{before_split, disown, give_up, step_out};

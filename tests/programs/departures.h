@@ -87,6 +87,11 @@ static void arrive(int fd, long sent) {
     for (int k = 0, n = 0; k < 10000 && n < sent && n < 2000; k++, sleep_us(100)) NEED(!raw(SYS_ioctl, fd, FIONREAD, (long)&n, 0, 0));
 }
 
+/* Until bytes that are on their way to another machine's ring have come. */
+static void land(int fd, long sent) {
+    for (int k = 0, n = 0; k < 10000 && n < sent && n < 2000; k++, sleep_us(200)) NEED(!ioctl(fd, FIONREAD, &n));
+}
+
 static long send_pattern(int fd, long at, long amount) {
     char buf[MORE];
     for (long i = 0; i < amount; i++) buf[i] = pattern(at + i);
@@ -140,6 +145,7 @@ static _Noreturn void peer(int b) {
     if (is_stuck()) narrow(b, 50000); /* (the shim has seen no narrow buffers) */
     while (!s->own_done) sleep_us(500);
     if (!s->own_by_ring) arrive(b, s->own_sent);
+    else if (s->begins) land(b, s->own_sent);
     s->by_ring = fill(b, bytes[s->cell.unread], &s->sent);
     if (s->cell.peer == HALF) NEED(!shutdown(b, SHUT_WR));
     if (s->cell.peer == CLOSED) close(b);

@@ -192,6 +192,7 @@ fn within_an_end() {
             e.their_rx()
                 .landed
                 .store(Landed::at_cursor(Cursor::new(SENT as u64)), Relaxed);
+            e.reads(SENT as u64);
             e.says(FIRST, granted(true, said::PAST));
             let died = e.dies(at, || {
                 assert_eq!(e.tx.finish(&m, &e.tcp), Ok(Progress::Done));

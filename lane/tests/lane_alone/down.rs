@@ -315,19 +315,22 @@ fn a_shutdown_on_the_ring() {
     assert_eq!(e.state(), TxWord::default());
 }
 
-/// The end of the stream is announced when all has landed and the receiver is past what TCP held.
+/// The end of the stream is announced when all has landed and is read, and the receiver is past what TCP held.
 #[test]
 fn a_fin_frame() {
-    for (landed, flags, finished) in [
-        (99, rx::PAST, false),
-        (100, rx::NONE, false),
-        (100, rx::PAST, true),
+    for (landed, read, flags, finished) in [
+        (99, 99, rx::PAST, false),
+        (100, 99, rx::PAST, false),
+        (100, 100, rx::NONE, false),
+        (100, 100, rx::PAST, true),
     ] {
         let e = Alone::up(true);
         e.send(100);
         e.their_rx()
             .landed
             .store(Landed::at_cursor(Cursor::new(landed)), Relaxed);
+        assert_eq!(e.tx.has_landed(&e.memory()), landed == 100);
+        e.reads(read);
         e.says(FIRST, is_quiet(true) | flags);
         let r = e.tx.finish(&e.memory(), &e.tcp);
         if finished {

@@ -184,12 +184,16 @@ macro_rules! spawn {
         pub unsafe extern "C" fn $name($($a: $t),*) -> $r {
             let _inside = thread::enter();
             // SAFETY: the application's path.
-            if !unsafe { keeps_nothing($program) } {
-                actions::before_spawn($actions);
-                crate::preserving_errno(process::before_spawn); // and waits for all of them
-            }
+            let keeps = !unsafe { keeps_nothing($program) };
             // SAFETY: see above.
-            let r = thread::outside(|| unsafe { real::$name($($a),*) });
+            let native = || unsafe { real::$name($($a),*) };
+            let r = match keeps {
+                true => {
+                    actions::before_spawn($actions);
+                    process::spawning(native) // (waits for all of them first)
+                }
+                false => thread::outside(native),
+            };
             let pid: *const i32 = $pid;
             // SAFETY: null, or the application's variable, which the call has just set.
             if let Some(pid) = unsafe { pid.as_ref() } {
@@ -210,11 +214,12 @@ spawn! {
 #[no_mangle]
 pub unsafe extern "C" fn system(c: *const c_char) -> i32 {
     let _inside = thread::enter();
-    if !c.is_null() {
-        crate::preserving_errno(process::before_spawn);
-    }
     // SAFETY: see above.
-    let r = thread::outside(|| unsafe { real::system(c) });
+    let native = || unsafe { real::system(c) };
+    if c.is_null() {
+        return thread::outside(native); // is there a shell?
+    }
+    let r = process::spawning(native);
     crate::preserving_errno(process::spawned_ended);
     r
 }

@@ -5,7 +5,7 @@ use crate::state::fdtab::{self, Fd};
 use crate::state::{attached, table};
 use crate::sys::{self, env, pids, thread};
 use crate::{daemon, sets, tcp};
-use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use lane::family::flag;
 
 /// Before the program is replaced: every lane on a descriptor that survives leaves. If one cannot in time, its
@@ -72,11 +72,22 @@ pub fn exec_failed() {
     }
 }
 
+/// Number of threads in `posix_spawn`, `system` or `popen`. (One that is cancelled there stays counted.)
+static SPAWNS: AtomicU32 = AtomicU32::new(0);
+/// When the last of these calls began (CLOCK_MONOTONIC, ms), and whether it followed another one shortly.
+static LAST_MS: AtomicU64 = AtomicU64::new(0);
+static OFTEN: AtomicU32 = AtomicU32::new(0);
+/// Milliseconds between two such calls that are worth going up in between.
+const OFTEN_MS: u64 = 200;
+
 /// Before `posix_spawn`, `system`, `popen`: the child inherits what is not closed on exec.
-pub fn before_spawn() {
+fn before_spawn() {
     if table::table().is_none() {
         return;
     }
+    let now = sys::now_ms();
+    let often = now < LAST_MS.swap(now, Relaxed) + OFTEN_MS;
+    OFTEN.store(u32::from(often), Relaxed);
     table::each_fd(|fd, i, _| {
         if sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|f| f & libc::FD_CLOEXEC == 0) {
             promotion::lend(i, fd);
@@ -118,9 +129,21 @@ pub fn spawned(pid: u32) {
     }
 }
 
-/// A program that was spawned has ended.
+/// Makes `native`, one of these calls. (No other thread's child can get a connection that is on TCP by then, and up
+/// again before that child exists: see [`spawned_ended`].)
+pub fn spawning<T>(native: impl FnOnce() -> T) -> T {
+    SPAWNS.fetch_add(1, SeqCst);
+    crate::preserving_errno(before_spawn);
+    let r = thread::outside(native);
+    SPAWNS.fetch_sub(1, SeqCst);
+    r
+}
+
+/// A program that was spawned has ended: what it had may go up again, unless another thread is about to lend it anew, or
+/// that happens all the time.
 pub fn spawned_ended() {
-    if table::table().is_some() {
+    let quiet = SPAWNS.load(SeqCst) == 0 && OFTEN.load(Relaxed) == 0;
+    if quiet && table::table().is_some() {
         table::each_fd(|_, _, c| table::back(c));
     }
 }

@@ -20,7 +20,7 @@ pub fn exits() {
     let _inside = thread::enter();
     table::each(|i, c| {
         let l = table::local(i);
-        let Some((group, m)) = attached::of(c, l).filter(|(g, _)| !g.is_remote()) else {
+        let Some((group, m)) = attached::of(c, l) else {
             return;
         };
         let (fd, mine) = (l.fd.load(Relaxed), c.owner_pid.load(Relaxed) == pids::me());
@@ -28,6 +28,13 @@ pub fn exits() {
             return;
         }
         let (port, alone) = (Sock::leaving(fd, group), sole_holder(c));
+        if group.is_remote() {
+            // What repeats the ring would be unread for the kernel.
+            if let Some(_r) = lock::try_lock(&c.rx.lock).filter(|_| c.rx.awaits_repeated(&m)) {
+                let _ = c.rx.probe(&m, &port);
+            }
+            return;
+        }
         if let Some(_t) = lock::try_lock(&c.tx.lock) {
             table::disqualify(c, Reason::NotEstablished);
             let _ = c.tx.before_fin(&m, &port);

@@ -85,6 +85,9 @@ pub fn close(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) {
     }
 }
 
+/// Milliseconds that a close waits for bytes on TCP that repeat what was read.
+const REPEATED_MS: u64 = 50;
+
 /// What comes of a close.
 enum Finished {
     Ends,
@@ -104,6 +107,12 @@ fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> Finished {
     if c.rx.engaged() {
         let _ = c.rx.probe(m, &port);
     }
+    // What repeats the ring would be answered with a reset, too.
+    let late = sys::now_ms() + REPEATED_MS;
+    while c.rx.awaits_repeated(m) && sys::now_ms() < late {
+        let _ = sys::poll_ms(fd, libc::POLLIN | libc::POLLRDHUP, 1);
+        let _ = c.rx.probe(m, &port);
+    }
     // (In this mode, the bytes on TCP repeat what was read from the ring.)
     let repeats = c.rx.mode.load(Relaxed) == rx::mode::SKIP;
     let in_kernel = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
@@ -115,14 +124,14 @@ fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> Finished {
         return Finished::Reset;
     }
     // Unread bytes make a close a reset, as in TCP (RFC 1122, 4.2.2.13).
-    let on_ring = c.rx.ring_unread(m) > 0;
-    let unread = on_ring || !repeats && in_kernel();
+    let unread = c.rx.ring_unread(m) > 0 || !repeats && in_kernel();
     if c.tx.mode.load(Relaxed) != mode::TCP {
         let served = served(c, group);
-        if unread && on_ring && served {
+        if unread && served {
+            c.rx.announce_reset(m, &port);
             return Finished::ByDaemon; // `LaneDone` follows
         }
-        if !unread && served && daemon::lane_shut(group, c.lane.load(Relaxed)) {
+        if served && daemon::lane_shut(group, c.lane.load(Relaxed)) {
             return Finished::Ends; // `LaneDone` follows, and then it closes its copy
         }
         if !back_on_tcp(c, m, &port, fd) {

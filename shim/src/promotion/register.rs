@@ -152,9 +152,13 @@ pub fn declined(i: u32, gen: u32, local: u32, peer: u32, retry_ms: u32) {
     c.peer_reason.store(peer, Relaxed);
     if retry_ms == 0 {
         c.flags.fetch_or(flag::DISQUALIFIED, Relaxed);
-    } else {
-        c.not_before_ms
-            .store(sys::now_ms() + u64::from(retry_ms), Relaxed);
+    } else if c.flags.load(Relaxed) & flag::NEW == 0 {
+        // (If it was lent again since it was registered, the answer is about what was before that.)
+        let ms = match local == Reason::HeldElsewhere.code() {
+            true => table::held_ms(c, retry_ms),
+            false => retry_ms.into(),
+        };
+        c.not_before_ms.store(sys::now_ms() + ms, Relaxed);
     }
     c.flags.fetch_and(!flag::REGISTERED, Relaxed);
 }

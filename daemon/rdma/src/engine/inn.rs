@@ -104,8 +104,7 @@ impl In {
 
     /// The same, if nothing of it comes on TCP.
     pub(super) fn unread_here(&self) -> bool {
-        let leaves = self.word.has(rx::REVOKED | rx::WANT_DOWN);
-        self.unread() && self.tx_phase == tx::UP && !leaves
+        self.unread() && self.tx_phase == tx::UP && !self.word.has(rx::REVOKED)
     }
 }
 

@@ -91,8 +91,8 @@ pub(super) struct Lane {
     pub ending_since: u64,
     /// When everything has arrived, the socket is to be shut down for sending.
     pub fin: bool,
-    /// The process is gone: has it left bytes unread, so that the end is a reset?
-    pub reset: Option<bool>,
+    /// The process has ended, or closed, with bytes unread: the end is a reset.
+    pub reset: bool,
     pub takeover: Option<Box<Takeover>>,
     /// A helper is working on the socket.
     pub working: bool,
@@ -154,7 +154,7 @@ impl<V: Provider> Rails<V> {
             orphaned: None,
             ending_since: 0,
             fin: false,
-            reset: None,
+            reset: false,
             takeover: None,
             working: false,
             late_since: None,
@@ -457,13 +457,27 @@ impl<V: Provider> Rails<V> {
                     let left = left.get(&who);
                     match left.and_then(|l| self.inherit(k, l, &mut groups)) {
                         Some(i) => inherited.push(i),
-                        None => self.end(client, k, Ending::Over, left.is_none()),
+                        None => {
+                            if left.is_none() {
+                                self.gone(k);
+                            }
+                            self.end(client, k, Ending::Over, left.is_none());
+                        }
                     }
                 }
                 Stage::Leaving => {}
             }
         }
         inherited
+    }
+
+    /// Nobody has this end any more: its peer is told so, and bytes that it has left unread make the end a reset.
+    fn gone(&mut self, at: Key) {
+        if let Some(l) = self.lanes.get_mut(&at) {
+            if let (Some(id), Some(n)) = (l.engine, self.nodes.get_mut(&l.node)) {
+                l.reset |= n.pair.reader_gone(id);
+            }
+        }
     }
 
     /// Nothing is left to do for the connection: gives up the copy of its socket, and the lane.

@@ -12,7 +12,7 @@ use super::{Key, Rails};
 use crate::lanes::sock::{disconnect, unread, Sock};
 use crate::os::fds::Foreign;
 use crate::os::system::System;
-use lane::abi::{rx, tx, Epoch, TcpPos, TxPhase, TxWord};
+use lane::abi::{marks, rx, tx, Epoch, TcpPos, TxPhase, TxWord};
 use lane::half::tx::{claim, is_done, mode, release, Adopted};
 use lane::half::{Memory, TxState};
 use lane::proto::reason::Reason;
@@ -65,6 +65,8 @@ pub(super) struct Job {
     reset: bool,
     /// The reset has waited for long enough.
     late: bool,
+    /// The reader asks for what is unread, because it leaves. (Without a rail every reader does, and there may be many.)
+    leaves: bool,
 }
 
 /// Result of a job.
@@ -83,13 +85,14 @@ pub(super) struct Done {
     work: Work,
     epoch: Epoch,
     fin: bool,
+    over: bool,
     found: Found,
 }
 
 impl Job {
     fn run(self) -> Done {
         let (at, work, epoch) = (self.at, self.work, self.epoch);
-        let fin = self.fin;
+        let (fin, over) = (self.fin, self.over);
         let found = match self.find() {
             Some(f) => f,
             None => Found::Held(self.tx),
@@ -99,6 +102,7 @@ impl Job {
             work,
             epoch,
             fin,
+            over,
             found,
         }
     }
@@ -111,7 +115,7 @@ impl Job {
         let port = Sock {
             fd: self.sock.as_fd(),
             system: &*self.system,
-            leaves: self.fin || self.over,
+            leaves: self.fin || self.over || self.leaves,
         };
         let done = match self.work {
             Work::End => Ok(()),
@@ -207,9 +211,8 @@ impl<V: Provider> Rails<V> {
             }
             return false;
         };
-        if let (true, Some(n), Some(id)) = (l.is_over(), self.nodes.get_mut(&l.node), l.engine) {
-            l.reset.get_or_insert_with(|| n.pair.reader_gone(id));
-        }
+        // A close with bytes unread (`shim/src/process/remote.rs`).
+        l.reset |= l.is_over() && m.own_rx().marks.load(Acquire) & marks::RESET != 0;
         let (work, tx) = match l.next_work(&m, state, rail, now) {
             Next::Work(work, tx) => (work, tx),
             Next::Waits => return true,
@@ -233,6 +236,7 @@ impl<V: Provider> Rails<V> {
             }
         }
         l.working = true;
+        let leaves = rail && is_asked(&m, state, rail);
         let job = Job {
             at,
             work,
@@ -244,8 +248,9 @@ impl<V: Provider> Rails<V> {
             tx,
             fin: l.fin,
             over: l.is_over(),
-            reset: l.reset == Some(true),
+            reset: l.reset,
             late: now >= l.ending_since + RESET_NS,
+            leaves,
         };
         self.start(job);
         true
@@ -298,7 +303,7 @@ impl<V: Provider> Rails<V> {
                 let stuck = match done.work {
                     Work::Down => tx.tcp_pos.load(Relaxed) == moved.0,
                     // What was sent last is usually there at once.
-                    Work::Fin => tx.is_up() && now >= l.ending_since + TICK_NS,
+                    Work::Fin => tx.is_up(),
                     Work::Adopt | Work::End => false,
                 };
                 let next = if stuck { now + TICK_NS } else { now };
@@ -325,6 +330,7 @@ impl<V: Provider> Rails<V> {
                 // The process may have ended further since the job began: then there is another look.
                 match l.ending {
                     _ if l.fin => {}
+                    Some(Ending::Over) if !done.over => {}
                     Some(Ending::Over) => self.leave(at),
                     _ => l.ending = None,
                 }
@@ -344,15 +350,33 @@ enum Next {
     Stalled,
 }
 
+/// What the reader of a ring that ends does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    /// It has read everything.
+    Done,
+    /// It reads, or something has yet to land.
+    Reads,
+    /// It has read nothing for a while.
+    Rests,
+}
+
 impl Takeover {
-    /// Everything has landed: has the reader had the time to read it?
-    fn rests(&mut self, m: &Memory<'_>, now: u64) -> bool {
+    /// (With bytes from before the switch unread on TCP, a frame would lie behind them, in the way of the socket's next
+    /// owner.)
+    fn reader(&mut self, m: &Memory<'_>, now: u64) -> Reader {
         let unread = self.tx.unread(m).is_ok_and(|n| n > 0);
         let at = self.tx.consumed();
-        if !self.tx.has_landed(m) || at != self.read.0 {
+        let past = m.peer_rx().word.load(Acquire).has(rx::PAST); // our own word
+        let there = self.tx.is_up() && self.tx.has_landed(m) && past;
+        if !there || at != self.read.0 {
             self.read = (at, now);
         }
-        unread && now >= self.read.1 + READ_NS
+        match (there, unread) {
+            (true, false) => Reader::Done,
+            (true, true) if now >= self.read.1 + READ_NS => Reader::Rests,
+            _ => Reader::Reads,
+        }
     }
 }
 
@@ -394,12 +418,13 @@ impl Lane {
         if over && now >= c.moved.1 + ORPHAN_NS {
             return Next::Stalled;
         }
-        if now < c.next {
+        let reader = c.reader(m, now);
+        if now < c.next && reader != Reader::Done {
             return Next::Waits;
         }
-        let waits = !c.rests(m, now) && self.reset != Some(true);
         let tx = std::mem::take(&mut c.tx);
-        let fin = self.fin && rail && waits && now < self.ending_since + FLUSH_NS;
+        let waits = reader != Reader::Rests && now < self.ending_since + FLUSH_NS;
+        let fin = self.fin && rail && waits && !self.reset;
         match fin && tx.is_up() {
             true => Next::Work(Work::Fin, tx),
             false => Next::Work(Work::Down, tx),

@@ -267,8 +267,8 @@ fn an_end_that_sleeps_while_it_asks() {
 }
 
 /// An application shuts down or is killed, with everything on its ring: its daemon waits
-/// until all has arrived and the receiver has read what TCP held before, and then says where the
-/// stream ends.
+/// until all has arrived and is read, and the receiver is past what TCP held before, and then says
+/// where the stream ends.
 #[test]
 fn an_end_is_announced_when_all_is_there() {
     for killed in [false, true] {
@@ -285,12 +285,70 @@ fn an_end_is_announced_when_all_is_there() {
         assert_eq!(s.on_tcp(&fd), 10);
         s.recv(0, 10);
         s.carry();
+        s.recv_all(0);
         s.keep();
         assert_eq!(taken(), takeover::DONE);
         assert_eq!(s.on_tcp(&fd), 10 + FRAME);
         drop(fd);
         s.whole(0);
     }
+}
+
+/// The receiver rests with bytes unread: they go to TCP before the end, and it leaves its lane with all of them, without
+/// anybody's help. If it reads on, the end is only announced.
+#[test]
+fn what_is_unread_at_the_end_goes_to_tcp() {
+    for killed in [false, true] {
+        for reads in [false, true] {
+            let s = Story::up(0);
+            let fd = s.descriptor(1);
+            s.send(1, 1000);
+            s.carry();
+            s.recv(0, 300);
+            s.carry();
+            match killed {
+                false => s.shutdown(1),
+                true => s.kill(1),
+            }
+            if reads {
+                s.carry();
+                s.recv_all(0);
+            }
+            s.keep();
+            let again = if reads { 0 } else { 700 };
+            assert_eq!(s.on_tcp(&fd), FRAME + again);
+            s.cut();
+            if !reads {
+                assert_eq!(s.revoke(0), Ok(Revoked::Clear));
+                assert!(!s.engaged());
+                s.recv_all(0);
+            }
+            assert_eq!(s.got(), 1000);
+            drop(fd);
+            s.whole(0);
+        }
+    }
+}
+
+/// A process is killed with bytes unread on its ring, of which its kernel does not know: what it has sent is told, then a
+/// reset.
+#[test]
+fn killed_with_bytes_unread() {
+    let s = Story::up(0);
+    assert!(s.ready(1));
+    s.carry();
+    s.try_up(0);
+    s.carry();
+    s.look(0).unwrap();
+    s.send(0, 200);
+    s.send(1, 1000);
+    s.carry();
+    s.w.kill(1, 0);
+    s.tell_death(1);
+    s.keep();
+    s.recv_all(0);
+    assert_eq!(s.got(), 1000);
+    s.broken();
 }
 
 /// The same, and the wires fail, or time is up, before everything has arrived.

@@ -127,7 +127,16 @@ impl RxState {
         }
     }
 
-    /// This end is about to reset the connection.
+    /// Is what TCP brings next a repetition of bytes that were read from the ring? (They have not all arrived yet.)
+    pub fn awaits_repeated(&self, m: &Memory) -> bool {
+        match self.mode.load(Relaxed) {
+            mode::LAST => !self.has_ring_bytes(m),
+            mode::SKIP => true,
+            _ => false,
+        }
+    }
+
+    /// This end is about to reset the connection (across nodes: its daemon is).
     pub fn announce_reset(&self, m: &Memory, port: &impl Port) {
         m.own_rx().marks.fetch_or(marks::RESET, SeqCst); // as above
         if !m.is_remote() {

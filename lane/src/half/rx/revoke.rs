@@ -23,6 +23,11 @@ impl RxState {
     pub fn revoke(&self, m: &Memory, port: &impl Port) -> Result<Revoked, Reason> {
         loop {
             match self.mode.load(Relaxed) {
+                // An error that came where nobody could be told yet (`RxState::take_repeat`): the next owner would see a
+                // clean end.
+                mode::TCP if m.is_remote() && self.error.is_set() => {
+                    return Ok(Revoked::Impossible)
+                }
                 mode::TCP => return Ok(Revoked::Clear),
                 mode::LAST => {
                     if let Some(r) = self.in_last(m, port)? {

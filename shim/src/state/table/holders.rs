@@ -3,7 +3,7 @@
 use super::{conn, free, later, table};
 use crate::sys;
 use crate::sys::pids::{self, is_foreign, is_gone, me};
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use lane::family::{flag, state, Conn, DOMAINS, HOLDERS};
 use lane::proto::reason::Reason;
 
@@ -83,12 +83,15 @@ pub fn give_up(i: u32) {
 
 /// Milliseconds after which a connection that another program has got as well may be registered again.
 const LENT_MS: u64 = 200;
+/// When a connection of this process was last lent (CLOCK_MONOTONIC, ms).
+static LENT_AT_MS: AtomicU64 = AtomicU64::new(0);
 
 /// Another program gets the connection as well, and may move bytes that nobody here counts: it is promoted again only
 /// when the daemon finds that no other process holds it, as if it had been received.
 pub fn lend(c: &Conn) {
     if c.flags.load(Relaxed) & flag::DISQUALIFIED == 0 {
         later(c, Reason::Left, LENT_MS);
+        LENT_AT_MS.store(sys::now_ms(), Relaxed);
     }
     c.calls.store(0, Relaxed);
     c.tx.begin_uncounted();
@@ -103,6 +106,13 @@ pub fn back(c: &Conn) {
     if is_lent(c) {
         c.not_before_ms.store(sys::now_ms(), Relaxed);
     }
+}
+
+/// The daemon asks to wait for so many milliseconds, because another process holds the connection: what a program has
+/// started that was just executed is often short.
+pub fn held_ms(c: &Conn, ms: u32) -> u64 {
+    let lately = is_lent(c) && sys::now_ms() < LENT_AT_MS.load(Relaxed) + 5 * LENT_MS;
+    u64::from(ms).min(if lately { LENT_MS } else { u64::MAX })
 }
 
 /// Has it been lent, and no lane since then?

@@ -1,6 +1,6 @@
 //! `poll` that is no cancellation point, and tells the end of a TCP connection whole.
 
-use super::{sets, syscall6, tcp_state, R};
+use super::{sets, syscall6, tcp_state, CLOSE, R};
 use libc::{pollfd, timespec, POLLERR, POLLHUP, POLLIN, POLLRDHUP};
 
 fn of(fd: i32, events: i16) -> pollfd {
@@ -36,7 +36,8 @@ fn settled(fds: &[pollfd]) -> bool {
         p.revents & (POLLERR | POLLHUP) != 0 && p.revents & whole != whole
     };
     let parts = fds.iter().filter(may_be_a_part);
-    parts.filter(|p| tcp_state(p.fd).is_some()).count() > 0 // (not `any`: it waits for all of them)
+    let closed = |p: &&pollfd| tcp_state(p.fd) == Some(CLOSE); // (else it is no reset: notifications, errors by ICMP)
+    parts.filter(closed).count() > 0 // (not `any`: it waits for all of them)
 }
 
 fn poll_once(fds: &mut [pollfd]) -> usize {
