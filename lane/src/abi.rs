@@ -147,7 +147,8 @@ pub mod marks {
     pub const DEAF: u32 = 8;
     /// This end has found the other one dead with bytes unread, and tells its application.
     pub const CUT: u32 = 16;
-    /// This end says so before its kernel sends a reset that it wants, or that its close is.
+    /// This end says so before its kernel sends a reset that it wants, or that its close is. Across nodes: its daemon is to
+    /// reset the connection when what this end has sent is on TCP.
     pub const RESET: u32 = 32;
     /// This end's process ends: when it is gone, it has sent no more than it says.
     pub const EXITED: u32 = 64;

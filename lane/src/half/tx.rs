@@ -288,6 +288,14 @@ impl TxState {
             return Sent::Blocked;
         }
         match self.mode.load(Relaxed) {
+            // (What is published counts as sent across nodes, and would be lost without the other kernel's answer.)
+            mode::RING if m.is_remote() && self.is_closed(m.peer_rx().word.load(Acquire)) => {
+                return match self.look(m, port) {
+                    Ok(_) if self.mode.load(Relaxed) == mode::TCP => Sent::Tcp,
+                    Ok(_) => Sent::Blocked,
+                    Err(r) => Sent::Reset(r),
+                };
+            }
             mode::RING => {}
             mode::DRAIN => match self.drain(m, port) {
                 Ok(Progress::Done) => return Sent::Tcp,

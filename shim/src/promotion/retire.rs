@@ -28,7 +28,7 @@ pub(super) fn retire(i: u32, c: &Conn) {
     };
     let flags = c.flags.load(Relaxed);
     let given_back = flags & flag::GIVEN_BACK != 0;
-    let left = flags & flag::LEFT != 0 && !group.is_remote();
+    let left = flags & flag::LEFT != 0;
     if !(given_back || left || group.is_remote() && group.state.load(Relaxed) == GONE) {
         return;
     }
@@ -121,8 +121,12 @@ pub fn left(i: u32) {
         }
         return;
     }
-    let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
-    give_back(i, c, group);
+    // (A child is another client of the daemon, which hears of this lane from its owner only: at its next call, its close
+    // or its end.)
+    if c.owner_pid.load(Relaxed) == pids::me() {
+        let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
+        give_back(i, c, group);
+    }
 }
 
 /// The other end has refused its lane or given it back: gives back this end's lane, too; then the connection may

@@ -30,8 +30,8 @@ const FLUSH_NS: u64 = 2_000_000_000;
 /// How long a reader may rest before what it has not read of a ring that ends goes to TCP: should it leave its lane later,
 /// nobody could put it there.
 const READ_NS: u64 = 10_000_000;
-/// How long a reset waits until what was sent before it has arrived.
-const RESET_NS: u64 = 200_000_000;
+/// How long a reset, or the last close of a socket, waits until what was sent before it has arrived.
+const ARRIVE_NS: u64 = 1_000_000_000;
 /// If the peer takes nothing from TCP for this long, it does not get the rest, as with any orphan (tcp(7),
 /// tcp_orphan_retries).
 const ORPHAN_NS: u64 = 100_000_000_000;
@@ -63,7 +63,7 @@ pub(super) struct Job {
     fin: bool,
     over: bool,
     reset: bool,
-    /// The reset has waited for long enough.
+    /// The end has waited for long enough.
     late: bool,
     /// The reader asks for what is unread, because it leaves. (Without a rail every reader does, and there may be many.)
     leaves: bool,
@@ -107,7 +107,12 @@ impl Job {
         }
     }
 
-    /// `None`: the direction is not on TCP yet.
+    /// Is something still on its way to the other end's kernel, and may it take time?
+    fn waits(&self) -> bool {
+        !self.late && self.system.tcp_outstanding(self.sock.as_fd())
+    }
+
+    /// `None`: the direction is not on TCP yet, or what it has sent has not arrived.
     fn find(&self) -> Option<Found> {
         let Some(m) = self.areas.for_takeover(self.at.1) else {
             return Some(Found::Failed(Reason::Internal));
@@ -130,12 +135,18 @@ impl Job {
         match done {
             Err(r) => Some(Found::Failed(r)),
             Ok(()) if self.tx.mode.load(Relaxed) != mode::TCP => None,
-            Ok(()) if self.reset && !self.late && self.system.tcp_outstanding(port.fd) => None,
+            Ok(()) if self.reset && self.waits() => None,
             Ok(()) => {
+                let unread = self.over && !self.reset && unread(port.fd, self.tag);
                 if self.reset {
                     disconnect(port.fd);
-                } else if self.fin && !(self.over && unread(port.fd, self.tag)) {
+                } else if self.fin && !unread {
                     let _ = rustix::net::shutdown(port.fd, rustix::net::Shutdown::Write);
+                }
+                // A frame of the other end's that meets a closed socket would be answered with a reset, and what is on its
+                // way there would be lost.
+                if self.fin && self.over && !unread && !self.reset && self.waits() {
+                    return None;
                 }
                 // Pairs with the Release in `TxState::say`: its end may have been quicker.
                 let said = m.own_tx().state.load(Acquire).phase();
@@ -249,7 +260,7 @@ impl<V: Provider> Rails<V> {
             fin: l.fin,
             over: l.is_over(),
             reset: l.reset,
-            late: now >= l.ending_since + RESET_NS,
+            late: now >= l.ending_since + ARRIVE_NS,
             leaves,
         };
         self.start(job);
