@@ -57,7 +57,7 @@ static void bring_up(int a) {
 
 /* What the peer's kernel says of its end has come; a FIN cannot while there is no room for the bytes before it. */
 static void until_told(int a) {
-    int reset = is_gone() && s->cell.own && is_bare(); /* (on a lane it may know of no bytes unread) */
+    int reset = is_gone() && s->cell.own && (is_bare() || s->begins); /* (on a lane it may know of no bytes unread) */
     int tries = s->cell.unread >= FULL && !reset ? 30 : 2000;
     for (int k = 0; k < tries; k++, sleep_us(1000)) {
         int state = info(a).tcpi_state;

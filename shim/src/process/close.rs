@@ -153,10 +153,10 @@ fn end(fd: i32, i: u32) {
         }
         return table::give_up(i);
     }
-    if let Some((group, m)) = attached::of(c, l).filter(|(k, _)| k.is_remote()) {
-        remote::close(c, group, &m, fd);
-    } else if c.flags.load(Relaxed) & flag::LEFT != 0 && !attached::engaged(c) {
+    if c.flags.load(Relaxed) & flag::LEFT != 0 && !attached::engaged(c) {
         // The connection does not end: another program has it. The kernel reports what there is to report.
+    } else if let Some((group, m)) = attached::of(c, l).filter(|(k, _)| k.is_remote()) {
+        remote::close(c, group, &m, fd);
     } else if let Some((group, m)) = attached::of(c, l) {
         let port = Sock::leaving(fd, group);
         let _t = lock::lock(&c.tx.lock);

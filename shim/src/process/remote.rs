@@ -109,8 +109,8 @@ fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> Finished {
     }
     // What repeats the ring would be answered with a reset, too.
     let late = sys::now_ms() + REPEATED_MS;
-    while c.rx.awaits_repeated(m) && sys::now_ms() < late {
-        let _ = sys::poll_ms(fd, libc::POLLIN | libc::POLLRDHUP, 1);
+    while c.rx.awaits_repeated(m) && !c.rx.error.is_set() && sys::now_ms() < late {
+        let _ = sys::poll_ms(fd, libc::POLLIN, 1);
         let _ = c.rx.probe(m, &port);
     }
     // (In this mode, the bytes on TCP repeat what was read from the ring.)

@@ -35,7 +35,8 @@ pub(super) fn retire(i: u32, c: &Conn) {
     // Only the owner knows which of its epoll sets watch the connection; another process may do this when the
     // owner is dead.
     let owner = c.owner_pid.load(Relaxed);
-    if owner != pids::me() && (left || !pids::is_gone(owner)) {
+    let by_owner = left && !group.is_remote();
+    if owner != pids::me() && (by_owner || !pids::is_gone(owner)) {
         return;
     }
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
@@ -121,9 +122,10 @@ pub fn left(i: u32) {
         }
         return;
     }
-    // (A child is another client of the daemon, which hears of this lane from its owner only: at its next call, its close
-    // or its end.)
-    if c.owner_pid.load(Relaxed) == pids::me() {
+    // (A child that is about to execute a program may have no connection to the daemon, and what it owes is gone then. So the
+    // owner says it: at its next call, its close or its end.)
+    let owner = c.owner_pid.load(Relaxed);
+    if owner == pids::me() || pids::is_gone(owner) {
         let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
         give_back(i, c, group);
     }

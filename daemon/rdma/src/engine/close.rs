@@ -10,6 +10,7 @@ use super::out::{Out, Phase};
 use super::{Host, LaneId, Pair};
 use crate::verbs::Provider;
 use lane::abi::{rx, tx, Cursor, Epoch, TxPhase};
+use std::sync::atomic::Ordering::Acquire;
 
 impl<P: Provider> Pair<P> {
     /// The application will send no more (it has shut down, closed or ended): continues until everything is in the
@@ -31,7 +32,12 @@ impl<P: Provider> Pair<P> {
             return false;
         };
         lane.inn.gone = true;
-        let unread = self.look_in(&mut lane).is_ok() && lane.inn.unread_here();
+        // (Who leaves its lane has revoked: then what is unread comes on TCP. `inn.word` does not say that of all.)
+        let leaves = self.clients.get(&lane.client).is_some_and(|p| {
+            let word = p.memory.app().rx[lane.slot].word.load(Acquire);
+            word.has(rx::REVOKED)
+        });
+        let unread = self.look_in(&mut lane).is_ok() && lane.inn.unread_here() && !leaves;
         self.lanes.put_back(id, lane);
         self.wake(id);
         unread

@@ -1,7 +1,7 @@
 //! The state of the incoming direction of a lane.
 
 use crate::wire::Place;
-use lane::abi::{rx, tx, Cursor, Epoch, Loc, RxWord, TxPhase};
+use lane::abi::{tx, Cursor, Epoch, Loc, RxWord, TxPhase};
 use lane::num;
 use std::collections::VecDeque;
 
@@ -102,9 +102,9 @@ impl In {
         self.up && self.cursor != self.head
     }
 
-    /// The same, if nothing of it comes on TCP.
+    /// The same, if the sender has not begun to put it on TCP.
     pub(super) fn unread_here(&self) -> bool {
-        self.unread() && self.tx_phase == tx::UP && !self.word.has(rx::REVOKED)
+        self.unread() && self.tx_phase == tx::UP
     }
 }
 

@@ -18,6 +18,7 @@ use crate::os::fds::Foreign;
 use crate::os::memfd::Ident;
 use crate::os::sockopt;
 use lane::abi::{Cursor, Epoch, TcpPos, EPOCHS};
+use lane::family::flag;
 use lane::half::TxState;
 use lane::proto::reason::Reason;
 use std::collections::HashMap;
@@ -93,6 +94,10 @@ pub(super) struct Lane {
     pub fin: bool,
     /// The process has ended, or closed, with bytes unread: the end is a reset.
     pub reset: bool,
+    /// The daemon has shut the socket down for sending.
+    pub shut: bool,
+    /// When to look again whether what was sent has arrived.
+    pub look_at: u64,
     pub takeover: Option<Box<Takeover>>,
     /// A helper is working on the socket.
     pub working: bool,
@@ -155,6 +160,8 @@ impl<V: Provider> Rails<V> {
             ending_since: 0,
             fin: false,
             reset: false,
+            shut: false,
+            look_at: 0,
             takeover: None,
             working: false,
             late_since: None,
@@ -458,10 +465,8 @@ impl<V: Provider> Rails<V> {
                     match left.and_then(|l| self.inherit(k, l, &mut groups)) {
                         Some(i) => inherited.push(i),
                         None => {
-                            if left.is_none() {
-                                self.gone(k);
-                            }
-                            self.end(client, k, Ending::Over, left.is_none());
+                            let ends = left.is_none() && self.gone(k);
+                            self.end(client, k, Ending::Over, ends);
                         }
                     }
                 }
@@ -471,13 +476,20 @@ impl<V: Provider> Rails<V> {
         inherited
     }
 
-    /// Nobody has this end any more: its peer is told so, and bytes that it has left unread make the end a reset.
-    fn gone(&mut self, at: Key) {
-        if let Some(l) = self.lanes.get_mut(&at) {
-            if let (Some(id), Some(n)) = (l.engine, self.nodes.get_mut(&l.node)) {
-                l.reset |= n.pair.reader_gone(id);
-            }
+    /// Nobody of the family has this end any more: its peer is told so, and bytes that it has left unread make the end a
+    /// reset. False: its lane was given back before, or is about to be, because another program has the connection.
+    fn gone(&mut self, at: Key) -> bool {
+        let Some(l) = self.lanes.get_mut(&at) else {
+            return false;
+        };
+        let view = l.family.view(l.who.conn).filter(|v| v.gen == l.who.gen);
+        if l.ending == Some(Ending::Over) || view.is_some_and(|v| v.flags & flag::LEFT != 0) {
+            return false;
         }
+        if let (Some(id), Some(n)) = (l.engine, self.nodes.get_mut(&l.node)) {
+            l.reset |= n.pair.reader_gone(id);
+        }
+        true
     }
 
     /// Nothing is left to do for the connection: gives up the copy of its socket, and the lane.

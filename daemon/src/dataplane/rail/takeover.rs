@@ -63,6 +63,8 @@ pub(super) struct Job {
     fin: bool,
     over: bool,
     reset: bool,
+    /// It was shut down before.
+    shut: bool,
     /// The end has waited for long enough.
     late: bool,
     /// The reader asks for what is unread, because it leaves. (Without a rail every reader does, and there may be many.)
@@ -74,8 +76,9 @@ pub(super) enum Found {
     /// The remote node has not answered the switch yet.
     Asking,
     Held(Box<TxState>),
-    /// The direction is on TCP, and the socket was shut down if that was due. How the sender came down.
-    Down(TxPhase),
+    /// The direction is on TCP, and the socket was shut down if that was due. How the sender came down, and whether the
+    /// last close has to wait until what was sent before it has arrived.
+    Down(TxPhase, bool),
     Failed(Reason),
 }
 
@@ -112,7 +115,7 @@ impl Job {
         !self.late && self.system.tcp_outstanding(self.sock.as_fd())
     }
 
-    /// `None`: the direction is not on TCP yet, or what it has sent has not arrived.
+    /// `None`: the direction is not on TCP yet.
     fn find(&self) -> Option<Found> {
         let Some(m) = self.areas.for_takeover(self.at.1) else {
             return Some(Found::Failed(Reason::Internal));
@@ -135,25 +138,25 @@ impl Job {
         match done {
             Err(r) => Some(Found::Failed(r)),
             Ok(()) if self.tx.mode.load(Relaxed) != mode::TCP => None,
-            Ok(()) if self.reset && self.waits() => None,
             Ok(()) => {
                 let unread = self.over && !self.reset && unread(port.fd, self.tag);
-                if self.reset {
-                    disconnect(port.fd);
-                } else if self.fin && !unread {
+                // A frame of the other end's that meets a closed socket would be answered with a reset, and what is on its
+                // way there would be lost. (A lane that is only given back was not shut down, and has no time.)
+                let ends = self.reset || (self.fin || self.shut) && !unread;
+                if self.fin && !self.reset && !unread {
                     let _ = rustix::net::shutdown(port.fd, rustix::net::Shutdown::Write);
                 }
-                // A frame of the other end's that meets a closed socket would be answered with a reset, and what is on its
-                // way there would be lost.
-                if self.fin && self.over && !unread && !self.reset && self.waits() {
-                    return None;
+                let waits = self.over && ends && self.waits();
+                if self.reset && !waits {
+                    disconnect(port.fd);
                 }
                 // Pairs with the Release in `TxState::say`: its end may have been quicker.
                 let said = m.own_tx().state.load(Acquire).phase();
-                Some(Found::Down(match self.work {
+                let phase = match self.work {
                     Work::Adopt | Work::End if said > tx::DOWNING => said,
                     _ => self.tx.phase(),
-                }))
+                };
+                Some(Found::Down(phase, waits))
             }
         }
     }
@@ -191,8 +194,8 @@ impl<V: Provider> Rails<V> {
         let (Stage::Offered, Some(remote_group)) = (l.stage, self.groups.get(&at.0)) else {
             return false;
         };
-        if l.working {
-            return true; // the helper wakes us when it is done
+        if l.working || now < l.look_at {
+            return true; // (the helper wakes us when it is done)
         }
         let areas = remote_group.area.areas();
         let Some(m) = areas.for_takeover(at.1) else {
@@ -260,6 +263,7 @@ impl<V: Provider> Rails<V> {
             fin: l.fin,
             over: l.is_over(),
             reset: l.reset,
+            shut: l.shut,
             late: now >= l.ending_since + ARRIVE_NS,
             leaves,
         };
@@ -325,7 +329,7 @@ impl<V: Provider> Rails<V> {
                     read,
                 }));
             }
-            Found::Down(phase) => {
+            Found::Down(phase, waits) => {
                 if done.work == Work::Adopt {
                     release(&m, done.epoch);
                 }
@@ -338,10 +342,12 @@ impl<V: Provider> Rails<V> {
                 }
                 l.late_since = None;
                 l.fin &= !done.fin;
+                l.shut |= done.fin;
                 // The process may have ended further since the job began: then there is another look.
                 match l.ending {
                     _ if l.fin => {}
                     Some(Ending::Over) if !done.over => {}
+                    Some(Ending::Over) if waits => l.look_at = now + TICK_NS,
                     Some(Ending::Over) => self.leave(at),
                     _ => l.ending = None,
                 }
