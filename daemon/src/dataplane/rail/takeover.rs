@@ -139,10 +139,12 @@ impl Job {
             Err(r) => Some(Found::Failed(r)),
             Ok(()) if self.tx.mode.load(Relaxed) != mode::TCP => None,
             Ok(()) => {
-                let unread = self.over && !self.reset && unread(port.fd, self.tag);
+                // (A lane that is only given back is not shut down: its socket's next owner reads what there is, errors too.)
+                let shuts = (self.fin || self.shut) && !self.reset;
+                let unread = shuts && self.over && unread(port.fd, self.tag);
                 // A frame of the other end's that meets a closed socket would be answered with a reset, and what is on its
-                // way there would be lost. (A lane that is only given back was not shut down, and has no time.)
-                let ends = self.reset || (self.fin || self.shut) && !unread;
+                // way there would be lost.
+                let ends = self.reset || shuts && !unread;
                 if self.fin && !self.reset && !unread {
                     let _ = rustix::net::shutdown(port.fd, rustix::net::Shutdown::Write);
                 }
