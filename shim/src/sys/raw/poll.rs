@@ -36,7 +36,9 @@ fn settled(fds: &[pollfd]) -> bool {
         p.revents & (POLLERR | POLLHUP) != 0 && p.revents & whole != whole
     };
     let parts = fds.iter().filter(may_be_a_part);
-    let closed = |p: &&pollfd| tcp_state(p.fd) == Some(CLOSE); // (else it is no reset: notifications, errors by ICMP)
+    // (`tcp_get_info` loads the state before it waits, so that it is asked twice. In other states it is no reset, but
+    // notifications, or an error that an ICMP message has brought.)
+    let closed = |p: &&pollfd| tcp_state(p.fd).is_some() && tcp_state(p.fd) == Some(CLOSE);
     parts.filter(closed).count() > 0 // (not `any`: it waits for all of them)
 }
 
