@@ -42,7 +42,10 @@ impl TcpInfo {
     pub const ESTABLISHED: u8 = 1;
     const FIN_WAIT1: u8 = 4;
     const FIN_WAIT2: u8 = 5;
-    const CLOSE_WAIT: u8 = 8;
+    /// `TCP_CLOSE`: the connection is over.
+    pub const CLOSE: u8 = 7;
+    /// `TCP_CLOSE_WAIT`: the peer has sent its FIN.
+    pub const CLOSE_WAIT: u8 = 8;
 
     /// `None`: a kernel that does not count bytes (before 4.1).
     pub fn parse(b: &[u8]) -> Option<Self> {

@@ -83,9 +83,9 @@ pub fn peer_pidfd(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 
 /// Number of bytes that the other end has not acknowledged, or were not sent yet. (After a reset none are.)
 pub fn outstanding(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
-    const CLOSE: u8 = 7; // state of TCP, the first byte of `struct tcp_info`
+    // (The state is the first byte of `struct tcp_info`.)
     match get::<[u8; 1]>(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?.0 {
-        [CLOSE] => Ok(0),
+        [TcpInfo::CLOSE] => Ok(0),
         _ => queued(fd, libc::TIOCOUTQ),
     }
 }

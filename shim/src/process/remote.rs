@@ -78,7 +78,7 @@ fn outstanding(fd: i32) -> bool {
 /// Before the last close. The locks of both directions are taken here.
 pub fn close(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) {
     let ms = linger_ms(fd);
-    match finish(c, group, m, fd) {
+    match finish(c, group, m, fd, ms == Some(0)) {
         Finished::Ends => linger(c, group, m, fd, ms.unwrap_or(0)),
         Finished::ByDaemon => {}
         Finished::Reset => tcp::disconnect(fd),
@@ -97,8 +97,8 @@ enum Finished {
     Reset,
 }
 
-/// Ends the connection, as far as this end can.
-fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> Finished {
+/// Ends the connection, as far as this end can. `at_once`: by a reset, since the application wants that.
+fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32, at_once: bool) -> Finished {
     let port = Sock::leaving(fd, group);
     let _t = lock::lock(&c.tx.lock);
     let _r = lock::lock(&c.rx.lock);
@@ -120,7 +120,7 @@ fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> Finished {
         let _ = c.rx.probe(m, &port); // a frame that has arrived just now
     }
     c.rx.close(m, &port, TcpPos::default());
-    if linger_ms(fd) == Some(0) {
+    if at_once {
         return Finished::Reset;
     }
     // Unread bytes make a close a reset, as in TCP (RFC 1122, 4.2.2.13).

@@ -534,10 +534,10 @@ pub fn tcp_info(fd: i32) -> Option<TcpInfo> {
 }
 
 /// TCP state of a socket whose peer has sent its FIN.
-pub const CLOSE_WAIT: u8 = 8;
+pub const CLOSE_WAIT: u8 = TcpInfo::CLOSE_WAIT;
 
 /// TCP state of a socket whose connection is over.
-pub const CLOSE: u8 = 7;
+pub const CLOSE: u8 = TcpInfo::CLOSE;
 
 pub const SIOCATMARK: u64 = 0x8905;
 

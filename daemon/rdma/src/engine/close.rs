@@ -37,7 +37,9 @@ impl<P: Provider> Pair<P> {
             let word = p.memory.app().rx[lane.slot].word.load(Acquire);
             word.has(rx::REVOKED)
         });
-        let unread = self.look_in(&mut lane).is_ok() && lane.inn.unread_here() && !leaves;
+        // (Nor does what its sender has begun to put on TCP count.)
+        let here = self.look_in(&mut lane).is_ok() && lane.inn.tx_phase == tx::UP && !leaves;
+        let unread = here && lane.inn.unread();
         self.lanes.put_back(id, lane);
         self.wake(id);
         unread

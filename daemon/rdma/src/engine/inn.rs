@@ -1,7 +1,7 @@
 //! The state of the incoming direction of a lane.
 
 use crate::wire::Place;
-use lane::abi::{tx, Cursor, Epoch, Loc, RxWord, TxPhase};
+use lane::abi::{Cursor, Epoch, Loc, RxWord, TxPhase};
 use lane::num;
 use std::collections::VecDeque;
 
@@ -100,11 +100,6 @@ impl In {
 
     pub(super) fn unread(&self) -> bool {
         self.up && self.cursor != self.head
-    }
-
-    /// The same, if the sender has not begun to put it on TCP.
-    pub(super) fn unread_here(&self) -> bool {
-        self.unread() && self.tx_phase == tx::UP
     }
 }
 
