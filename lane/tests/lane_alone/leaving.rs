@@ -275,6 +275,11 @@ fn across_nodes() {
     e.arrives(&bytes(4, 9));
     assert_eq!(revoke(&e), Revoked::Clear, "the sender has said DOWN");
     assert_eq!((mode_of(&e), e.tcp.queue.borrow().len()), (mode::TCP, 2));
+    // Three lay unread, and the program may know of them.
+    let on_its_way = || e.rx.is_on_its_way(&e.memory(), &e.tcp);
+    assert!(on_its_way());
+    e.arrives(&bytes(9, 10));
+    assert!(!on_its_way());
 
     // The word for that did not arrive: all bytes that were announced have to be there.
     let e = on_ring(true, 10);

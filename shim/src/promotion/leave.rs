@@ -127,7 +127,8 @@ fn begin(i: u32, fd: i32) {
 }
 
 /// Milliseconds for a daemon that has not begun to take over the direction of a peer that is gone (it may have copied the
-/// socket before), and for one that has recorded it to have the bytes on TCP.
+/// socket before), and for one that has recorded it to have the bytes on TCP. Across nodes the latter is the time for bytes
+/// to arrive.
 const GONE_MS: u64 = 60;
 const COMING_MS: u64 = 100;
 
@@ -170,7 +171,7 @@ fn step(i: u32, fd: i32, why: Reason, waited: u64) -> Option<bool> {
             return Some(false);
         }
     }
-    let coming = c.rx.is_coming(&m);
+    let coming = c.rx.is_coming(&m) || c.rx.is_on_its_way(&m, &port);
     let nobody = !rx_done && over && !coming && waited >= GONE_MS;
     if let Some(r) = stuck.or(nobody.then_some(Reason::Stalled)) {
         reset(c, fd, r);

@@ -11,6 +11,9 @@ use crate::proto::frame::LEN;
 use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
+/// A receiver that leaves a lane across nodes waits for no more than so many of the bytes that were unread on the ring.
+const SOON: u64 = 4096;
+
 /// Are so many bytes of TCP there to be read?
 pub(super) fn has_arrived(port: &impl Port, bytes: u64) -> bool {
     port.tcp_unread().is_ok_and(|n| n as u64 >= bytes)
@@ -136,6 +139,16 @@ impl RxState {
         let word = m.peer_daemon().takeover.load(Acquire); // as above
         let ours = !m.is_remote() && word.epoch() == self.epoch.load(Relaxed);
         ours && (takeover::TAKEN..takeover::DONE).contains(&word.phase())
+    }
+
+    /// Across nodes: has the direction been given back, and are bytes that lay unread on the ring still on their way by TCP?
+    /// (Without a lane they were there, and who has been told that there is something to read finds it.)
+    pub fn is_on_its_way(&self, m: &Memory, port: &impl Port) -> bool {
+        let word = m.own_rx().word.load(Relaxed);
+        let revoked = word.epoch() == self.epoch.load(Relaxed) && word.has(rx::REVOKED);
+        let given = m.is_remote() && revoked && self.mode.load(Relaxed) == mode::TCP;
+        let lay = || self.head(m).map_or(0, |h| h - self.cursor.load(Relaxed));
+        given && !has_arrived(port, lay().min(SOON))
     }
 
     /// On one node, a frame was taken and its sender does not finish what it announces: shows a daemon that this end
