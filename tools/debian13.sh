@@ -17,39 +17,10 @@ packages="
 "
 
 unpack() {
-  archive=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
-    awk '$2 == "bookworm" && $3 == "main" { print $1; exit }')
-  [ -n "$archive" ] || { echo "apt here has no archive of Debian 12" >&2; return 1; }
   new=$(mktemp -d "$target/debian13-XXXXXX")
   new=$(readlink -f "$new")
-  mkdir -p "$new/apt/lists/partial" "$new/apt/cache/archives/partial" "$new/apt/preferences.d" "$new/debs"
-  : >"$new/apt/status"
-  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $archive trixie main" >"$new/apt/sources.list"
-  # apt with a state of its own: what is installed here, and from where, does not count.
-  cat >"$new/apt/apt.conf" <<EOF
-Dir::Etc "$new/apt";
-Dir::Etc::SourceList "$new/apt/sources.list";
-Dir::Etc::SourceParts "/dev/null";
-Dir::State "$new/apt";
-Dir::State::Status "$new/apt/status";
-Dir::Cache "$new/apt/cache";
-APT::Architectures { "amd64"; "arm64"; };
-APT::Sandbox::User "";
-Acquire::Languages "none";
-Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
-EOF
-  export APT_CONFIG="$new/apt/apt.conf"
   # shellcheck disable=SC2086
-  if ! { apt-get update -q && cd "$new/debs" && apt-get download -q $packages; } >"$new/log" 2>&1; then
-    cat "$new/log" >&2
-    return 1
-  fi
-  cd - >/dev/null
-  unset APT_CONFIG
-  for deb in "$new"/debs/*.deb; do
-    dpkg-deb -x "$deb" "$new"
-  done
-  rm -rf "$new/apt" "$new/debs" "$new/log" "$new/etc" "$new/usr/share"
+  tools/unpack13.sh "$new" $packages
   # Paths are absolute in it: the tree may not be moved.
   cat >"$new/rustc" <<EOF
 #!/bin/sh

@@ -10,7 +10,7 @@ target=${CARGO_TARGET_DIR:-target}
 
 # Build: C linker, the BPF compiler and its headers, the zig linker's Python, patchelf.
 # RDMA: headers, and libclang and pkg-config to read them; programs do not link these libraries.
-# Load tests: musl. The rest: unmodified programs that tests, demo and benchmarks run.
+# Load tests: musl. Containers: runc and the plugins of their network. The rest: unmodified programs that tests, demo and benchmarks run.
 packages="
   make gcc libc6-dev binutils clang llvm libbpf-dev linux-libc-dev patchelf ca-certificates
   libibverbs-dev librdmacm-dev libclang-dev pkg-config
@@ -19,6 +19,7 @@ packages="
   redis-server redis-tools nginx-light wrk iperf3 sockperf curl
   haproxy apache2 varnish gunicorn
   tcl perl dpkg-dev libevent-dev
+  runc containernetworking-plugins
   iproute2 iptables nftables procps
 "
 
@@ -96,6 +97,16 @@ for what in $venvs; do
     cp "$wanted" "$venv/installed.txt"
   fi
 done
+
+# The container runtime, from a release whose version has what the daemon speaks with (NRI); runs from where it is.
+if [ ! -x "$target/containerd/usr/bin/containerd" ]; then
+  echo "unpacking containerd into $target/containerd"
+  new=$(mktemp -d "$target/containerd-XXXXXX")
+  tools/unpack13.sh "$new" containerd
+  chmod 755 "$new"
+  rm -rf "$target/containerd"
+  mv "$new" "$target/containerd"
+fi
 
 # The machines of the lab run Debian's newest kernel of the series that has what the lab wants. A
 # kernel that is there already is kept: delete target/lab to get a newer one. The unsigned package

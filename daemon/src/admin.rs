@@ -4,5 +4,6 @@
 //! nothing but by the core's commands.
 
 mod census;
+pub(crate) mod door;
 mod rail_view;
 pub(crate) mod server;

@@ -3,6 +3,7 @@
 use crate::clients::limits::Limits;
 use crate::nodes::peers::directory::{self, FileDirectory, Listed};
 use crate::pairing::bpf::ProofConfig;
+use crate::pods::policy::PodsConfig;
 use lane::abi::{RING_LOG2_MAX, RING_LOG2_MIN};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,8 @@ pub struct Config {
     pub tls: TlsConfig,
     /// RDMA ports with settings of their own; other ports are used as they are found.
     pub rail: Vec<RailConfig>,
+    /// Containers that get the shim.
+    pub pods: PodsConfig,
 }
 
 /// A port of an RDMA device.
@@ -127,6 +130,7 @@ impl Default for Config {
             peer: Vec::new(),
             tls: TlsConfig::default(),
             rail: Vec::new(),
+            pods: PodsConfig::default(),
         }
     }
 }

@@ -110,8 +110,10 @@ pub struct Core<V: Provider = Ibv> {
     pub leaves: bool,
     /// The runtime directory; `None` in unit tests.
     pub dir: Option<std::path::PathBuf>,
-    /// Identity of that directory, as shims write it into their tables.
-    pub home: Option<lane::family::Home>,
+    /// Identities of that directory, and of the one that containers see, as shims write them into their tables.
+    pub homes: Vec<lane::family::Home>,
+    /// Containers, as their runtime told of them.
+    pub(crate) pods: Arc<crate::pods::known::Known>,
     /// Shares one census among all who ask for `ss` at the same time.
     pub looks: Rc<crate::core::looks::Looks>,
     /// Number of living processes that asked the daemon to stay.
@@ -184,7 +186,8 @@ impl<V: Provider> Core<V> {
             connected: 0,
             leaves: false,
             dir: None,
-            home: None,
+            homes: Vec::new(),
+            pods: Arc::default(),
             looks: Rc::default(),
             kept: 0,
             idle_since: Some(now),
@@ -270,7 +273,7 @@ impl<V: Provider> Core<V> {
         let ack = ToShim::HelloAck {
             version,
             client: id.0,
-            home: self.home.map_or(0, |h| h[2]),
+            home: self.homes.first().map_or(0, |h| h[2]),
             credits: self.config.credits,
             ring_log2: self.config.ring_log2,
             ring_max_log2: self.config.ring_max_log2,

@@ -1,6 +1,7 @@
 //! The daemon as a whole: its directory, its sockets, its end.
 
 use crate::admin;
+use crate::admin::door::Door;
 use crate::clients::adopt;
 use crate::clients::idle;
 use crate::config::Config;
@@ -10,6 +11,8 @@ use crate::dataplane::thread::Thread;
 use crate::nodes::peers;
 use crate::os::fds;
 use crate::os::system::Machine;
+use crate::pods::policy::PodsConfig;
+use crate::pods::{place, runtime};
 use crate::tasks::channels;
 use crate::tasks::lookups;
 use crate::tasks::server;
@@ -21,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::net::UnixListener;
 use tokio::signal::unix::{signal, SignalKind};
 use underpass_admin::{ADMIN_SOCK, CONTROL_SOCK};
 use underpass_ibv::Ibv;
@@ -115,14 +119,9 @@ pub fn run(options: Options) -> Result<(), Error> {
 async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Error> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
-    let (control, admin) = (options.dir.join(CONTROL_SOCK), options.dir.join(ADMIN_SOCK));
     let proof = crate::pairing::bpf::open(&options.config.proof);
-    let control_sock = server::listen(&control).map_err(at(&control))?;
-    let admin_sock = admin::server::listen(&admin).map_err(|e| Error::Path(admin.clone(), e))?;
-    let mode = Mode::from_raw_mode(if public { 0o666 } else { 0o600 });
-    for p in [&control, &admin] {
-        rustix::fs::chmod(p, mode).map_err(at(p))?;
-    }
+    let node = Sockets::make(&options.dir, public)?;
+    let pods = Pods::make(&options.config.pods);
     let core: Shared = Rc::new(RefCell::new(Core::new(
         options.config.clone(),
         proof,
@@ -139,7 +138,7 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
             "without"
         },
     );
-    core.borrow_mut().home = adopt::identity(&options.dir, lock);
+    core.borrow_mut().homes = adopt::identities(&options.dir, lock, &options.config.pods.dir);
     core.borrow_mut().dir = Some(options.dir.clone());
     tokio::task::spawn_local(lookups::adopt(core.clone()));
     core.borrow_mut().leaves = options.idle_exit.is_some();
@@ -147,7 +146,9 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
     tokio::task::spawn_local(lookups::look_at_inherited(core.clone()));
     tokio::task::spawn_local(lookups::look_for_holders(core.clone()));
     tokio::task::spawn_local(lookups::look_for_unseen_closes(core.clone()));
-    tokio::task::spawn_local(admin::server::serve(core.clone(), admin_sock));
+    let (control, admin) = (node.control, node.admin);
+    tokio::task::spawn_local(admin::server::serve(core.clone(), admin, Door::Node));
+    let _pods = pods.and_then(|p| p.serve(&core, &options.config.pods));
     if !options.config.peer.is_empty() {
         let node = &options.config.node;
         let at = match node.control.as_str() {
@@ -160,7 +161,7 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
     }
     let _dataplane = serve_rails(&core)?;
     tokio::select! {
-        r = server::serve(core.clone(), control_sock) => r?,
+        r = server::serve(core.clone(), control) => r?,
         () = sweep(&core) => {}
         () = idle(&core, options) => tracing::info!("idle, leaving"),
         _ = term.recv() => tracing::info!("told to stop"),
@@ -168,10 +169,95 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
     }
     channels::stop(&core).await;
     // Lanes within this node go on without the daemon. New shims find no socket.
-    for p in [&control, &admin] {
-        let _ = rustix::fs::unlink(p);
-    }
+    remove_sockets(&options.dir);
     Ok(())
+}
+
+fn remove_sockets(dir: &Path) {
+    for name in [CONTROL_SOCK, ADMIN_SOCK] {
+        let _ = rustix::fs::unlink(dir.join(name));
+    }
+}
+
+/// The sockets in a directory: for shims, and for the tool.
+struct Sockets {
+    control: OwnedFd,
+    admin: UnixListener,
+}
+
+impl Sockets {
+    /// `public`: everybody may connect.
+    fn make(dir: &Path, public: bool) -> Result<Sockets, Error> {
+        let (control, admin) = (dir.join(CONTROL_SOCK), dir.join(ADMIN_SOCK));
+        let sockets = Sockets {
+            control: server::listen(&control).map_err(at(&control))?,
+            admin: admin::server::listen(&admin).map_err(|e| Error::Path(admin.clone(), e))?,
+        };
+        let mode = Mode::from_raw_mode(if public { 0o666 } else { 0o600 });
+        for p in [&control, &admin] {
+            rustix::fs::chmod(p, mode).map_err(at(p))?;
+        }
+        Ok(sockets)
+    }
+}
+
+/// The directory that containers see, with its sockets. Whatever is wrong with it, the node's programs are served, and the
+/// container runtime's questions answered.
+struct Pods {
+    made: Result<(OwnedFd, Sockets), String>,
+}
+
+/// The sockets of a directory go with this.
+struct PodsDir {
+    dir: PathBuf,
+    _lock: OwnedFd,
+}
+
+impl Drop for PodsDir {
+    fn drop(&mut self) {
+        remove_sockets(&self.dir);
+    }
+}
+
+impl Pods {
+    /// `None`: this daemon does not look after containers.
+    fn make(pods: &PodsConfig) -> Option<Pods> {
+        if pods.nri.as_os_str().is_empty() {
+            return None;
+        }
+        let made = place::make(&pods.dir)
+            .map_err(|e| e.to_string())
+            .and_then(|lock| {
+                let sockets = Sockets::make(&pods.dir, true).map_err(|e| e.to_string())?;
+                Ok((lock, sockets))
+            });
+        Some(Pods { made })
+    }
+
+    /// Puts in place what containers get to see, and begins to speak with their runtime.
+    fn serve(self, core: &Shared, pods: &PodsConfig) -> Option<PodsDir> {
+        let (in_place, dir) = match self.made {
+            Err(e) => (Err(e), None),
+            Ok((lock, sockets)) => {
+                let admin = admin::server::serve(core.clone(), sockets.admin, Door::Pods);
+                tokio::task::spawn_local(admin);
+                tokio::task::spawn_local(server::serve(core.clone(), sockets.control));
+                let dir = PodsDir {
+                    dir: pods.dir.clone(),
+                    _lock: lock,
+                };
+                (place::fill(pods).map_err(|e| e.to_string()), Some(dir))
+            }
+        };
+        if let Err(e) = &in_place {
+            tracing::error!("no container gets the shim: {e}");
+        }
+        let known = core.borrow().pods.clone();
+        if let Err(e) = runtime::start(pods.clone(), known, in_place, dir.is_some()) {
+            tracing::error!("no container gets the shim: {e}");
+        }
+        dir
+    }
 }
 
 /// Starts the data plane, if there are devices for it.

@@ -30,4 +30,5 @@ mod lanes;
 pub mod nodes;
 pub mod os;
 pub mod pairing;
+pub mod pods;
 pub mod tasks;

@@ -74,6 +74,9 @@ pub enum Command {
     /// Show the other nodes and the channels to their daemons
     #[command(after_help = PEERS_AFTER)]
     Peers(Json),
+    /// Show this node's containers: which of them asked for the shim, which have it, and why not
+    #[command(after_help = PODS_AFTER)]
+    Pods(Json),
     /// Show this node's RDMA devices, and why one of them carries no lanes
     #[command(after_help = DEVICES_AFTER)]
     Devices(Json),
@@ -108,6 +111,16 @@ pub enum Command {
     #[command(name = "__probe", hide = true)]
     Probe { host: String, port: u16 },
 }
+
+const PODS_AFTER: &str = "\
+Columns: Wanted (did the pod ask?), Has it (the shim), and its connections through shared memory (SMCD),
+through RDMA (SMCR) and on TCP. Where a container asked and has not got the shim, the line below says
+why. -j prints an object: runtime (its NRI socket; empty: this daemon does not look after containers) and
+rows with at (namespace, pod, container, sandbox, id), wanted, injected, why_not, smcd, smcr, tcp.
+
+A pod asks with the annotation underpass.io/enabled: \"true\"; underpass.io/containers: \"web,app\" names
+some of its containers. What the daemon's configuration says of namespaces and of other annotations is
+under [pods]. Shown to root on the node only.";
 
 const RUN_LONG: &str = "\
 Start PROGRAM with libunderpass.so preloaded. The program keeps its process id, descriptors and exit \

@@ -9,6 +9,7 @@ use crate::{shimlib, start, verify};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use underpass_admin::environ;
 use underpass_admin::places::DIR_ENV;
 
 /// Exit status for a failure of our own, as with `env` and `nohup`.
@@ -21,8 +22,8 @@ pub fn prepare(command: &mut Command, lib: &Path, runtime_dir: &Path, eager: boo
         shimlib::preload(lib, std::env::var_os("LD_PRELOAD").as_deref()),
     );
     command.env(
-        "ASAN_OPTIONS",
-        shimlib::asan_options(std::env::var_os("ASAN_OPTIONS").as_deref()),
+        environ::ASAN,
+        environ::asan_options(std::env::var_os(environ::ASAN).as_deref()),
     );
     command.env(DIR_ENV, runtime_dir);
     if eager {

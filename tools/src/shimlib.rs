@@ -93,23 +93,6 @@ pub fn preload(lib: &Path, old: Option<&OsStr>) -> OsString {
     new
 }
 
-/// A value for ASAN_OPTIONS with which a program linked with GCC's AddressSanitizer accepts a library that is
-/// preloaded before its runtime; the runtime works nevertheless. A setting of the user's for that stays.
-pub fn asan_options(old: Option<&OsStr>) -> OsString {
-    const ORDER: &[u8] = b"verify_asan_link_order";
-    let old = old.unwrap_or_default();
-    if old.as_bytes().windows(ORDER.len()).any(|w| w == ORDER) {
-        return old.to_owned();
-    }
-    let mut new = old.to_owned();
-    if !new.is_empty() {
-        new.push(":");
-    }
-    new.push(OsStr::from_bytes(ORDER));
-    new.push("=0");
-    new
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,18 +111,6 @@ mod tests {
             "/a.so:/l/libunderpass.so",
             "nested runs load it once"
         );
-    }
-
-    #[test]
-    fn asan_options_are_kept() {
-        let o = |old: &str| asan_options(Some(OsStr::new(old))).into_string().unwrap();
-        assert_eq!(asan_options(None), "verify_asan_link_order=0");
-        assert_eq!(o(""), "verify_asan_link_order=0");
-        assert_eq!(
-            o("detect_leaks=0"),
-            "detect_leaks=0:verify_asan_link_order=0"
-        );
-        assert_eq!(o("verify_asan_link_order=1"), "verify_asan_link_order=1");
     }
 
     #[test]

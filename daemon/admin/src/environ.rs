@@ -2,7 +2,7 @@
 //! program that has written over its own (to change its title) is not recognised.
 
 use crate::places::{user_dir, DIR_ENV, SYSTEM_DIR, XDG_ENV};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -31,6 +31,26 @@ pub fn variable<'a>(env: &'a [u8], name: &str) -> Option<&'a [u8]> {
 pub fn preloads(env: &[u8]) -> bool {
     let loads = |v: &[u8]| v.windows(LIBRARY.len()).any(|w| w == LIBRARY.as_bytes());
     variable(env, "LD_PRELOAD").is_some_and(loads)
+}
+
+/// Options of the AddressSanitizer's runtime.
+pub const ASAN: &str = "ASAN_OPTIONS";
+
+/// A value for ASAN_OPTIONS with which a program linked with GCC's AddressSanitizer accepts a library that is
+/// preloaded before its runtime; the runtime works nevertheless. A setting of the user's for that stays.
+pub fn asan_options(old: Option<&OsStr>) -> OsString {
+    const ORDER: &[u8] = b"verify_asan_link_order";
+    let old = old.unwrap_or_default();
+    if old.as_bytes().windows(ORDER.len()).any(|w| w == ORDER) {
+        return old.to_owned();
+    }
+    let mut new = old.to_owned();
+    if !new.is_empty() {
+        new.push(":");
+    }
+    new.push(OsStr::from_bytes(ORDER));
+    new.push("=0");
+    new
 }
 
 /// Does this environment switch the shim off?
@@ -64,6 +84,18 @@ pub fn uses(env: &[u8], dir: &Path, uid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn asan_options_are_kept() {
+        let o = |old: &str| asan_options(Some(OsStr::new(old))).into_string().unwrap();
+        assert_eq!(asan_options(None), "verify_asan_link_order=0");
+        assert_eq!(o(""), "verify_asan_link_order=0");
+        assert_eq!(
+            o("detect_leaks=0"),
+            "detect_leaks=0:verify_asan_link_order=0"
+        );
+        assert_eq!(o("verify_asan_link_order=1"), "verify_asan_link_order=1");
+    }
 
     #[test]
     fn environments() {

@@ -70,6 +70,8 @@ pub enum Request {
     Clients,
     /// The other nodes, and the channels to their daemons.
     Peers,
+    /// The containers of this node, and which of them have the shim.
+    Pods,
 }
 
 /// Which connections `down` and `up` are about; of those, the ones that the caller may act on.
@@ -158,11 +160,55 @@ pub enum Response {
         /// Who was refused lately; who began it last comes first.
         refused: Vec<RefusedState>,
     },
+    /// To `Pods`.
+    Pods {
+        /// Containers, in order of namespace, pod and name.
+        rows: Vec<PodRow>,
+        /// Where the container runtime is asked; empty: the daemon does not look after containers.
+        #[serde(default)]
+        runtime: String,
+    },
     /// To any request: it was refused, or could not be read.
     Error {
         /// Why, for people. It may hold control characters.
         message: String,
     },
+}
+
+/// A container, as the container runtime has it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(default)]
+pub struct Where {
+    /// Kubernetes' namespace.
+    pub namespace: String,
+    /// Name of the pod.
+    pub pod: String,
+    /// Name of the container in it.
+    pub container: String,
+    /// Identifier of the pod's sandbox.
+    pub sandbox: String,
+    /// Identifier of the container.
+    pub id: String,
+}
+
+/// What became of a container that the runtime told of.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct PodRow {
+    /// Which one.
+    pub at: Where,
+    /// Did the pod ask for the shim?
+    pub wanted: bool,
+    /// Has the container got it?
+    pub injected: bool,
+    /// Why not, if the pod asked; for people.
+    pub why_not: String,
+    /// Its connections through shared memory, through RDMA and on TCP.
+    pub smcd: u64,
+    /// Through RDMA.
+    pub smcr: u64,
+    /// On TCP.
+    pub tcp: u64,
 }
 
 /// This node among others. Times in seconds since 1970.
@@ -289,6 +335,9 @@ pub struct Row {
     pub netns: u64,
     /// `client` or `server`.
     pub role: String,
+    /// The container of the process, if the runtime told of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Where>,
     /// Number of the link group that its lane is on; 0: it has none.
     pub link: u64,
     /// The lane's slot on it.

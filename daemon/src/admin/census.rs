@@ -83,8 +83,20 @@ enum Look {
 #[derive(Clone)]
 struct Us {
     dir: PathBuf,
-    home: Option<Home>,
+    homes: Vec<Home>,
+    pods: Arc<crate::pods::known::Known>,
     known: HashSet<u32>,
+}
+
+impl Us {
+    /// Is the process in a container that has the shim from this daemon? (What its environment calls the directory is the
+    /// container's name for it.)
+    fn gave_it_to(&self, pid: u32) -> bool {
+        let now = proc::now_ticks();
+        self.pods
+            .of_process(pid, now)
+            .is_some_and(|w| self.pods.is_injected(&w.id))
+    }
 }
 
 /// Processes that the daemon knows: connected, or found when it started.
@@ -102,7 +114,8 @@ pub(crate) async fn take(shared: &Shared) -> Census {
             return Census::default();
         };
         Us {
-            home: core.home,
+            homes: core.homes.clone(),
+            pods: core.pods.clone(),
             dir: dir.canonicalize().unwrap_or(dir),
             known: known(&core),
         }
@@ -193,7 +206,7 @@ fn look(pid: u32, us: &Us) -> Look {
     };
     let mut table = (!known).then(|| adopt::table(&proc, &maps, uid)).flatten();
     let env = environ::environment(&proc).unwrap_or_default();
-    let ours = || ours(us, table.as_ref().map(|t| &t.1), &env, uid);
+    let ours = || ours(us, pid, table.as_ref().map(|t| &t.1), &env, uid);
     if !known && !ours().unwrap_or_else(|| inherited(us, pid)) {
         return Look::Stranger { carries: true };
     }
@@ -229,10 +242,12 @@ fn look(pid: u32, us: &Us) -> Look {
 
 /// Does this process use our daemon, or would it? `None`: it has the library, but neither a table nor an
 /// environment that names a daemon, because it has overwritten its environment.
-fn ours(us: &Us, table: Option<&Foreign>, env: &[u8], uid: u32) -> Option<bool> {
+fn ours(us: &Us, pid: u32, table: Option<&Foreign>, env: &[u8], uid: u32) -> Option<bool> {
     match table.and_then(family::home) {
-        Some(said) if said[..2] != [0, 0] => Some(us.home.is_some_and(|h| adopt::is_home(h, said))),
-        _ if environ::preloads(env) => Some(environ::leads(env, Path::new(&us.dir), uid)),
+        Some(said) if said[..2] != [0, 0] => Some(adopt::is_home(&us.homes, said)),
+        _ if environ::preloads(env) => {
+            Some(environ::leads(env, Path::new(&us.dir), uid) || us.gave_it_to(pid))
+        }
         _ => None,
     }
 }
@@ -261,7 +276,7 @@ fn inherited(us: &Us, pid: u32) -> bool {
         }
         let table = adopt::table(&proc, &maps, of.uid());
         let env = environ::environment(&proc).unwrap_or_default();
-        match ours(us, table.as_ref().map(|t| &t.1), &env, of.uid()) {
+        match ours(us, parent, table.as_ref().map(|t| &t.1), &env, of.uid()) {
             Some(yes) => return yes,
             None => pid = parent,
         }

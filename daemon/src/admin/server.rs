@@ -1,9 +1,11 @@
 //! The admin socket: one request and one answer per connection, as `admin` defines them.
 //!
 //! The caller is identified by its socket, not by what it says: a caller sees its own network namespace; root (and
-//! the daemon's own user) in the daemon's namespace sees all; and only they may act on processes of other users.
+//! the daemon's own user) in the daemon's namespace sees all; and only they may act on processes of other users. At the
+//! socket for pods, a caller sees its pod's connections and nothing else, whoever it is.
 
 use crate::admin::census;
+use crate::admin::door::{Door, Here, Places};
 use crate::admin::rail_view;
 use crate::clients::control::DATAGRAMS;
 use crate::clients::view::Entry;
@@ -12,6 +14,7 @@ use crate::core::Shared;
 use crate::os::address::normal;
 use crate::os::process::Process;
 use crate::os::sockopt;
+use crate::pods::known::Known;
 use lane::proto::msg::{op, ALL};
 use lane::proto::reason::Reason;
 use std::collections::HashMap;
@@ -32,11 +35,13 @@ const TIME: Duration = Duration::from_secs(10);
 const SCAN: Duration = Duration::from_secs(3);
 /// Longest request, in bytes.
 const LONGEST: u64 = 64 << 10;
+/// How often there is a new look for a pod.
+const LATE: Duration = Duration::from_secs(1);
 /// An answer is written in parts of this size, each of which the caller must read within [`TIME`].
 const CHUNK: usize = 256 << 10;
 
 /// Who asks.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Caller {
     uid: u32,
     netns: u64,
@@ -44,11 +49,31 @@ struct Caller {
     all: bool,
     /// May act on everybody's processes in its namespace.
     root: bool,
+    /// The sandbox of its pod, if it asks at the socket for pods: it sees that pod's connections only, and steers nothing.
+    pod: Option<String>,
 }
 
 impl Caller {
     fn sees(&self, netns: u64) -> bool {
         self.all || netns == self.netns
+    }
+
+    fn sees_row(&self, e: &Entry) -> bool {
+        match &self.pod {
+            Some(pod) => e.row.at.as_ref().is_some_and(|w| w.sandbox == *pod),
+            None => self.sees(e.row.netns),
+        }
+    }
+
+    /// May it know the process at the other end?
+    fn sees_peer(&self, e: &Entry, all: &[Entry]) -> bool {
+        match &self.pod {
+            Some(_) => e
+                .other
+                .and_then(|o| all.get(o))
+                .is_some_and(|o| self.sees_row(o)),
+            None => self.sees(e.peer_netns),
+        }
     }
 
     fn may_act(&self, uid: u32, netns: u64) -> bool {
@@ -66,13 +91,19 @@ pub(crate) fn listen(path: &Path) -> std::io::Result<UnixListener> {
 }
 
 /// Accepts for ever.
-pub(crate) async fn serve(shared: Shared, listener: UnixListener) {
+pub(crate) async fn serve(shared: Shared, listener: UnixListener, door: Door) {
+    let places = Rc::new(Places::default());
     loop {
+        if door == Door::Pods {
+            places.room().await;
+        }
         match listener.accept().await {
             Ok((stream, _)) => {
-                let shared = shared.clone();
+                let (shared, places) = (shared.clone(), places.clone());
+                let here = Here::enter(&places);
                 tokio::task::spawn_local(async move {
-                    if let Err(e) = talk(shared, stream).await {
+                    let _here = here;
+                    if let Err(e) = talk(shared, stream, (door, places)).await {
                         tracing::debug!("admin connection: {e}");
                     }
                 });
@@ -85,8 +116,23 @@ pub(crate) async fn serve(shared: Shared, listener: UnixListener) {
     }
 }
 
-async fn talk(shared: Shared, mut stream: UnixStream) -> std::io::Result<()> {
-    let (caller, accepted) = (who(&stream), proc::now_ticks());
+async fn talk(
+    shared: Shared,
+    mut stream: UnixStream,
+    (door, places): (Door, Rc<Places>),
+) -> std::io::Result<()> {
+    let accepted = proc::now_ticks();
+    let caller = match door {
+        Door::Node => who(&stream),
+        Door::Pods => {
+            let known = shared.borrow().pods.clone();
+            who_in_pod(&known, &stream, accepted)
+        }
+    };
+    let _place = match caller.as_ref().and_then(|c| c.pod.as_ref()) {
+        Some(pod) => Some(places.take(pod).ok_or(std::io::ErrorKind::ResourceBusy)?),
+        None => None,
+    };
     let (r, mut w) = stream.split();
     let mut line = String::new();
     let mut r = BufReader::new(r.take(LONGEST));
@@ -98,6 +144,11 @@ async fn talk(shared: Shared, mut stream: UnixStream) -> std::io::Result<()> {
         (_, Err(e)) => Response::Error {
             message: format!("bad request: {e}"),
         },
+        (Some(Caller { pod: Some(_), .. }), Ok(r)) if !matches!(r, Request::Ss | Request::Ping) => {
+            Response::Error {
+                message: "from here only connections are shown".into(),
+            }
+        }
         (Some(_), Ok(Request::Keep)) => {
             let sock: &UnixStream = r.get_ref().get_ref().as_ref();
             match keep(&shared, sock, accepted) {
@@ -124,6 +175,20 @@ fn who(stream: &UnixStream) -> Option<Caller> {
         netns,
         root,
         all: root && proc::own_netns() == Some(netns),
+        pod: None,
+    })
+}
+
+/// A process in a pod asks; `None`: it is in none that the runtime has told of.
+fn who_in_pod(known: &Known, stream: &UnixStream, accepted: u64) -> Option<Caller> {
+    let process = Process::of_peer(stream.as_fd(), accepted).ok()?;
+    let at = known.of_process(process.id.pid, process.id.start)?;
+    Some(Caller {
+        uid: process.uid,
+        netns: 0,
+        root: false,
+        all: false,
+        pod: Some(at.sandbox),
     })
 }
 
@@ -161,15 +226,18 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
     match request {
         Request::Ping | Request::Keep => pong(shared),
         Request::Ss => {
-            let all = entries(shared).await;
+            let all = match &caller.pod {
+                Some(pod) => entries_of_late(shared, pod).await,
+                None => entries(shared).await,
+            };
             let seen = |e: &Entry| {
                 let mut row = e.row.clone();
-                if row.peer_pid != 0 && !caller.sees(e.peer_netns) {
+                if row.peer_pid != 0 && !caller.sees_peer(e, &all) {
                     (row.peer_pid, row.peer_comm) = (0, String::new());
                 }
                 row
             };
-            let mine = all.iter().filter(|e| caller.sees(e.row.netns));
+            let mine = all.iter().filter(|e| caller.sees_row(e));
             let mut rows: Vec<Row> = mine.map(seen).collect();
             if !caller.all {
                 rows.iter_mut().for_each(rail_view::hide_addresses);
@@ -199,6 +267,10 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
                 refused,
             }
         }
+        Request::Pods if !caller.all => Response::Error {
+            message: "containers are shown to root on the node only".into(),
+        },
+        Request::Pods => pods(shared).await,
         Request::Clients => {
             let core = shared.borrow();
             let all = core.clients.values().filter(|p| p.control.is_some());
@@ -222,25 +294,61 @@ async fn entries(shared: &Shared) -> Rc<Vec<Entry>> {
     looks.share(|| look(shared)).await
 }
 
+/// The same, for a pod: it may ask as often as it likes.
+async fn entries_of_late(shared: &Shared, pod: &str) -> Rc<Vec<Entry>> {
+    let looks = shared.borrow().looks.clone();
+    looks.share_late((pod, LATE), || look(shared)).await
+}
+
 async fn look(shared: &Shared) -> Vec<Entry> {
     let done = shared.borrow().scan_done.clone();
     let done = done.notified();
     if !shared.borrow().scanned {
         let _ = tokio::time::timeout(SCAN, done).await;
     }
+    let began = proc::now_ticks();
     let census = census::take(shared).await;
     let families = shared.borrow().snapshot();
     let across = shared.borrow().waiting_across();
     let waiting = shared.borrow().waiting_here();
     let alone = shared.borrow().peers.is_none();
+    let pods = shared.borrow().pods.clone();
     let work = move || {
         let mut all = census::rows::rows(families, census, &waiting, alone);
         crate::core::across::explain(&mut all, &across);
+        for e in &mut all {
+            e.row.at = pods.of_process(e.row.pid, began);
+        }
         all
     };
     let mut all = tokio::task::spawn_blocking(work).await.unwrap_or_default();
     shared.borrow().fill_rails(&mut all);
     all
+}
+
+/// The containers, with the connections of each.
+async fn pods(shared: &Shared) -> Response {
+    let all = entries(shared).await;
+    let core = shared.borrow();
+    let mut rows = core.pods.rows();
+    let at: HashMap<String, usize> = rows
+        .iter()
+        .enumerate()
+        .map(|(n, r)| (r.at.id.clone(), n))
+        .collect();
+    for e in all.iter().filter(|e| e.row.state == "ACTIVE") {
+        let n = e.row.at.as_ref().and_then(|w| at.get(&w.id));
+        let Some(r) = n.and_then(|n| rows.get_mut(*n)) else {
+            continue;
+        };
+        match e.row.mode.as_str() {
+            "SMCD" => r.smcd += 1,
+            "SMCR" => r.smcr += 1,
+            _ => r.tcp += 1,
+        }
+    }
+    let runtime = core.config.pods.nri.display().to_string();
+    Response::Pods { rows, runtime }
 }
 
 async fn stats(shared: &Shared) -> Stats {

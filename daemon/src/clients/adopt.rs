@@ -57,24 +57,37 @@ pub struct Found {
 /// Identity of the runtime directory, as shims write it into their tables. The third number is kept in the file
 /// `lock` and is the same for all daemons of the directory: if the directory is removed, a later one may get its
 /// inode.
-pub(crate) fn identity(dir: &Path, lock: &OwnedFd) -> Option<Home> {
-    let m = std::fs::metadata(dir).ok()?;
+/// `pods`: the directory in which containers find this daemon, if there is one. It outlives the other (which has the number)
+/// and is not made anew, so that device and inode say which it is.
+pub(crate) fn identities(dir: &Path, lock: &OwnedFd, pods: &Path) -> Vec<Home> {
+    let of = |d: &Path, number: u64| {
+        let m = std::fs::metadata(d).ok()?;
+        Some([m.dev(), m.ino(), number])
+    };
+    let number = number(lock).map(u64::from);
+    let all = [number.and_then(|n| of(dir, n)), of(pods, 0)];
+    all.into_iter().flatten().collect()
+}
+
+fn number(lock: &OwnedFd) -> Option<u32> {
     let mut kept = [0u8; 4];
-    let number = match rustix::io::pread(lock, &mut kept, 0) {
-        Ok(4) if kept != [0; 4] => u32::from_ne_bytes(kept),
+    match rustix::io::pread(lock, &mut kept, 0) {
+        Ok(4) if kept != [0; 4] => Some(u32::from_ne_bytes(kept)),
         _ => {
             let new = num::low32(random()).max(1);
             rustix::io::pwrite(lock, &new.to_ne_bytes(), 0).ok()?;
-            new
+            Some(new)
         }
-    };
-    Some([m.dev(), m.ino(), number.into()])
+    }
 }
 
-/// Does this table name our runtime directory? A table without a number (from an older daemon, or not told yet) is
+/// Does this table name a directory of ours? A table without a number (from an older daemon, or not told yet) is
 /// accepted by device and inode.
-pub(crate) fn is_home(home: Home, said: Home) -> bool {
-    said[..2] == home[..2] && (said[2] == home[2] || said[2] == 0)
+pub(crate) fn is_home(homes: &[Home], said: Home) -> bool {
+    let is = |home: &Home| {
+        said[..2] == home[..2] && (said[2] == home[2] || said[2] == 0 || home[2] == 0)
+    };
+    homes.iter().any(is)
 }
 
 /// Processes that may be ours: for root all, otherwise those of the daemon's user.
@@ -90,7 +103,7 @@ pub(crate) fn pids() -> Vec<u32> {
 }
 
 /// Looks at one process. Runs on a helper thread.
-pub(crate) fn look_into(pid: u32, home: Home) -> Option<Found> {
+pub(crate) fn look_into(pid: u32, homes: &[Home]) -> Option<Found> {
     let start = proc::start_time(pid)?;
     let of = proc::living(pid)?;
     let maps = std::fs::read_to_string(of.join("maps")).ok()?;
@@ -106,7 +119,7 @@ pub(crate) fn look_into(pid: u32, home: Home) -> Option<Found> {
         cgroup: proc::cgroup(pid).unwrap_or_default(),
         table,
     };
-    let ours = family::home(&found.table).is_some_and(|said| is_home(home, said));
+    let ours = family::home(&found.table).is_some_and(|said| is_home(homes, said));
     // All this was read by pid: check that it is still the same process.
     let same = proc::start_time(pid) == Some(start);
     (ours && same).then_some(found)

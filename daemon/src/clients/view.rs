@@ -163,6 +163,7 @@ pub(crate) fn entry(v: &View, h: &Holder) -> Entry {
         peer_pid: 0,
         peer_comm: String::new(),
         netns: h.netns,
+        at: None,
         role: if v.flags & flag::CLIENT != 0 {
             "client"
         } else {

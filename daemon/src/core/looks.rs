@@ -2,8 +2,13 @@
 
 use crate::clients::view::Entry;
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::future::Future;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// When somebody asked, and what was seen.
+type Late = (Instant, Rc<Vec<Entry>>);
 
 /// What the callers share.
 #[derive(Default)]
@@ -15,6 +20,8 @@ pub struct Looks {
     waiting: Cell<usize>,
     /// Number and result of the last look; kept only while somebody waits.
     last: RefCell<Option<(u64, Rc<Vec<Entry>>)>>,
+    /// What those saw who may not look again so soon, and when they asked.
+    late: RefCell<HashMap<String, Late>>,
 }
 
 impl Looks {
@@ -36,6 +43,23 @@ impl Looks {
             }
         };
         *self.last.borrow_mut() = (self.waiting.get() > 0).then(|| (number, rows.clone()));
+        rows
+    }
+
+    /// The same for `who`; whoever asks again within this time gets the same once more.
+    pub async fn share_late<F: Future<Output = Vec<Entry>>>(
+        &self,
+        (who, time): (&str, Duration),
+        look: impl FnOnce() -> F,
+    ) -> Rc<Vec<Entry>> {
+        let now = Instant::now();
+        self.late.borrow_mut().retain(|_, l| l.0.elapsed() < time);
+        if let Some((_, rows)) = self.late.borrow().get(who) {
+            return rows.clone();
+        }
+        let rows = self.share(look).await;
+        let late = (now, rows.clone());
+        self.late.borrow_mut().insert(who.to_owned(), late);
         rows
     }
 }
@@ -60,6 +84,12 @@ mod tests {
         assert!(Rc::ptr_eq(&b, &c) && Rc::ptr_eq(&c, &d) && !Rc::ptr_eq(&a, &b));
         let (_, again) = (ask().await, ask().await);
         assert_eq!(taken.get(), 4, "nobody waited");
+        let time = Duration::from_secs(1000);
+        let once = looks.share_late(("a", time), || async { Vec::new() }).await;
+        let twice = looks.share_late(("a", time), || async { panic!("looked again") });
+        assert!(Rc::ptr_eq(&once, &twice.await));
+        let other = looks.share_late(("b", time), || async { Vec::new() }).await;
+        assert!(!Rc::ptr_eq(&once, &other));
         assert!(!Rc::ptr_eq(&again, &d) && looks.last.borrow().is_none());
     }
 }

@@ -71,14 +71,15 @@ pub(crate) async fn take_in(shared: Shared, plane: Arc<DataPlane<Ibv>>) {
 
 /// Looks once at every process that may be looked at: see [`mod@adopt`].
 pub(crate) async fn adopt(shared: Shared) {
-    let home = shared.borrow().home;
-    if let Some(home) = home {
+    let homes: Arc<[lane::family::Home]> = shared.borrow().homes.clone().into();
+    if !homes.is_empty() {
         let pids = tokio::task::spawn_blocking(adopt::pids)
             .await
             .unwrap_or_default();
         let mut hanging = 0;
         for pid in pids {
-            let look = tokio::task::spawn_blocking(move || adopt::look_into(pid, home));
+            let homes = homes.clone();
+            let look = tokio::task::spawn_blocking(move || adopt::look_into(pid, &homes));
             match tokio::time::timeout(LOOK_MAX, look).await {
                 Ok(Ok(Some(f))) => shared.borrow_mut().adopt(f),
                 Ok(_) => {}

@@ -61,6 +61,15 @@ fn process(pid: u32, comm: &str) -> String {
     }
 }
 
+/// The container of the process.
+fn container(r: &Row) -> String {
+    let Some(w) = &r.at else {
+        return String::new();
+    };
+    let [namespace, pod, name] = [&w.namespace, &w.pod, &w.container].map(|s| clean(s));
+    format!(" in {namespace}/{pod}/{name}")
+}
+
 /// The other processes under the shim that hold the socket.
 fn others(r: &Row) -> String {
     let all = r.pids.iter().filter(|p| **p != r.pid);
@@ -80,6 +89,7 @@ fn one_way(r: &Row) -> bool {
 pub fn lines(r: &Row, text: &mut String) {
     text.push_str("    ");
     text.push_str(&process(r.pid, &r.comm));
+    text.push_str(&container(r));
     text.push_str(&others(r));
     if matches!(r.role.as_str(), "client" | "server") {
         text.push_str(&format!(", {}", r.role));
@@ -145,6 +155,7 @@ pub fn members(r: &Row, m: &mut Map<String, Value>) {
         ("peer_pid", json!(r.peer_pid)),
         ("peer_comm", json!(r.peer_comm)),
         ("netns", json!(r.netns)),
+        ("at", json!(r.at)),
         ("role", json!(r.role)),
         ("up", json!(r.up)),
         ("rail", json!(r.rail)),

@@ -10,6 +10,13 @@ use std::path::{Path, PathBuf};
 const SHIM_TARGET: &str = "x86_64-unknown-linux-gnu";
 const SHIM_GLIBC: &str = "2.17";
 
+/// Its programs: all but the tool for containers, which is linked in another way.
+const BINS: &str =
+    "--bin underpassd --bin underpass --bin bench --bin bench-lab --bin demo --bin lab-load";
+
+/// The tool for containers, which has no libraries.
+const STATIC: &str = "underpass-static";
+
 /// What one build covers, always the same: another set has other features, and compiles anew.
 const PROGRAMS: &str = "build --release -p underpassd -p underpass -p underpass-benches";
 
@@ -23,8 +30,12 @@ pub fn all(tree: &Tree) -> Result<(), String> {
     for d in ["bin", "lib"] {
         fs::create_dir_all(out.join(d)).map_err(|e| format!("{}: {e}", out.display()))?;
     }
-    run(tree.cargo(&format!("{PROGRAMS} --bins")))?;
-    for b in ["underpass", "underpassd"] {
+    run(tree.cargo(&format!("{PROGRAMS} {BINS}")))?;
+    // (Only the last step differs: what it is made of is built above.)
+    run(tree.cargo(&format!(
+        "rustc --release -p underpass --bin {STATIC} -- -C target-feature=+crt-static"
+    )))?;
+    for b in ["underpass", "underpassd", STATIC] {
         put(
             &tree.target.join("release").join(b),
             &out.join("bin").join(b),

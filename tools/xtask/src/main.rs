@@ -61,6 +61,7 @@ task TARGET [arguments]
   mutants       changes of single places of the switch, each of which must fail a test (see tests/mutants)
   loom          ring, doorbell and lane under every interleaving
   integration   real programs under the shim (arguments: names of tests)
+  containers    containers of a real runtime that the daemon gives the shim (arguments: names of tests)
   lab           virtual machines with RDMA rails (arguments: names of tests)
   suites        other people's test suites, those that are quick (arguments: names of suites)
   suites-full   all of them, in all modes; writes the table in docs/compatibility.md
@@ -112,6 +113,7 @@ fn main() -> ExitCode {
         "loom" => steps::run(&tree, vec![loom(&tree)]),
         "symbols" => steps::run(&tree, vec![build_step(), symbols(&tree)]),
         "integration" => steps::run(&tree, vec![build_step(), integration(&tree, &rest)]),
+        "containers" => steps::run(&tree, vec![build_step(), containers(&tree, &rest)]),
         "lab" => steps::run(&tree, vec![build_step(), lab(&tree, &rest)]),
         "test" => steps::run(&tree, test(&tree)),
         "soak" => steps::run(&tree, vec![build_step(), soak(&tree)]),
@@ -197,6 +199,7 @@ fn test(tree: &Tree) -> Vec<Step> {
         daemons(tree),
         loom(tree),
         symbols(tree),
+        containers(tree, &[]),
         integration(tree, &[]),
     ]
 }
@@ -269,7 +272,7 @@ fn unit(tree: &Tree) -> Step {
     // Debug assertions and overflow checks are on here. The programs' own crates have no unit tests
     // of their own to run under the shim: those are integration tests.
     let c = tree
-        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-admin -p underpassd -p underpass -p xtask --lib --bins --tests");
+        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-admin -p underpassd -p underpass -p xtask --lib --bins --tests");
     Step::new("unit", Kind::Tests, 360, c)
 }
 
@@ -348,7 +351,7 @@ fn suites(tree: &Tree, names: &[String], full: bool) -> Step {
     if full {
         c.env("UNDERPASS_SUITES", "full");
     }
-    let budget = if full { 28_800 } else { 440 };
+    let budget = if full { 28_800 } else { 400 };
     Step::new("suites", Kind::Tests, budget, c)
 }
 
@@ -370,11 +373,22 @@ fn all_programs(tree: &Tree, names: &[String]) -> Vec<Step> {
     all
 }
 
+/// Containers of a real runtime, started once; the test program runs its tests in order by itself.
+fn containers(tree: &Tree, names: &[String]) -> Step {
+    let mut c = tree.cargo("test -p underpass-tests --test containers --");
+    c.args(names);
+    let step = Step::new("containers", Kind::Tests, 100, c);
+    match steps::root() {
+        true => step,
+        false => step.skipped("containers need root".into()),
+    }
+}
+
 /// Virtual machines, booted once; the test program runs its tests in order by itself.
 fn lab(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test lab --");
     c.args(names);
-    Step::new("lab", Kind::Tests, 1000, c)
+    Step::new("lab", Kind::Tests, 950, c)
 }
 
 #[cfg(test)]
