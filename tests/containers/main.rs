@@ -23,13 +23,14 @@ const BYTES: u64 = 8 << 20;
 
 type Test = fn(&mut Node) -> Result<()>;
 
-const TESTS: [(&str, Test); 10] = [
+const TESTS: [(&str, Test); 11] = [
     ("annotated_pods_have_lanes", annotated_pods_have_lanes),
     ("a_pod_that_did_not_ask", a_pod_that_did_not_ask),
     ("what_the_pod_preloads_stays", what_the_pod_preloads_stays),
     ("restricted_and_read_only", restricted_and_read_only),
     ("the_nodes_own_network", the_nodes_own_network),
     ("a_volume_at_run", a_volume_at_run),
+    ("musl_and_static_programs", musl_and_static_programs),
     (
         "a_pod_sees_its_own_connections",
         a_pod_sees_its_own_connections,
@@ -290,6 +291,28 @@ fn a_volume_at_run(node: &mut Node) -> Result<()> {
             "left in {name}'s volume"
         );
     }
+    Ok(())
+}
+
+fn musl_and_static_programs(node: &mut Node) -> Result<()> {
+    let redis = node.pod(&asking(server("redis-0")))?;
+    serves(node, &redis)?;
+    let asks = |name, program: &str| Wish {
+        command: vec![program.into(), redis.address.clone(), "6379".into()],
+        ..asking(client(name, &redis.address))
+    };
+    node.pod(&asks("musl-0", "asks-musl"))?;
+    await_mode(node, "musl-0", "SMCD")?;
+    let rows = await_mode(node, "redis-0", "SMCD")?;
+    ensure!(of_pod(&rows, "redis-0").count() == 1, "{rows:?}");
+    // A program without libraries goes on as if nothing were there.
+    let alone = node.pod(&asks("static-0", "asks-static"))?;
+    until("both ask", SOON, || {
+        let rows = node.daemon.ss().unwrap_or_default();
+        let tcp = of_pod(&rows, "redis-0").filter(|r| r.mode.starts_with("TCP") && r.reason != 0);
+        tcp.count() == 1 && of_pod(&rows, "redis-0").count() == 2
+    })?;
+    node.says(&alone.container, &["true"])?;
     Ok(())
 }
 

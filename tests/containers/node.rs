@@ -439,6 +439,17 @@ fn fill(root: &Path) -> Result<()> {
         std::fs::create_dir_all(to.parent().context("a path")?)?;
         std::fs::copy(f, &to).with_context(|| f.clone())?;
     }
+    // One program for musl, and one that has no libraries.
+    let source = paths::script("asks.c");
+    let source = source.to_string_lossy();
+    let [musl, alone] = ["usr/bin/asks-musl", "usr/bin/asks-static"].map(|p| root.join(p));
+    run("musl-gcc", &["-O1", "-o", &musl.to_string_lossy(), &source])?;
+    run(
+        "musl-gcc",
+        &["-O1", "-static", "-o", &alone.to_string_lossy(), &source],
+    )?;
+    let loader = root.join("lib/ld-musl-x86_64.so.1");
+    std::fs::copy("/lib/ld-musl-x86_64.so.1", &loader).context("musl's loader")?;
     for d in ["tmp", "etc", "proc", "sys", "dev", "run"] {
         std::fs::create_dir_all(root.join(d))?;
     }

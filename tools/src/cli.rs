@@ -217,7 +217,8 @@ Columns that -R adds (of the RDMA link that carries the connection now; it chang
 add their columns under the lower-case names shown above; -e adds reason and peer_reason (null, or
 an object with code, name, text and advice; for an end with one direction on the ring those of the other
 direction), rail (null, or an object with role, device, port, link,
-gid and peer_gid) and what it tells about the process and its bytes.
+gid and peer_gid), at (null, or an object with namespace, pod, container, sandbox and id) and what it tells
+about the process and its bytes.
 
 Examples:
   underpass ss -e                    everything about every connection, in words

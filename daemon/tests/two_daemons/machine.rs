@@ -5,7 +5,7 @@ use super::tcp;
 use lane::proto::frame::{Frame, Kind};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::Mutex;
 use underpass_rdma::sim::Rng;
 use underpassd::os::system::System;
@@ -17,6 +17,8 @@ pub struct Machine {
     jobs: Mutex<VecDeque<Job>>,
     helped: AtomicU64,
     helpers_sleep_until: AtomicU64,
+    /// What daemons are told of the bytes that they have put on TCP: have some not arrived?
+    pub outstanding: AtomicBool,
     rng: Mutex<Rng>,
     /// Living processes, and the sockets that each of them holds, by inode: what `/proc` says.
     processes: Mutex<BTreeMap<u32, BTreeSet<u64>>>,
@@ -29,6 +31,7 @@ impl Machine {
             jobs: Mutex::default(),
             helped: AtomicU64::new(0),
             helpers_sleep_until: AtomicU64::new(0),
+            outstanding: AtomicBool::new(false),
             rng: Mutex::new(Rng(seed)),
             processes: Mutex::default(),
         }
@@ -131,6 +134,10 @@ impl System for Machine {
         let (now, cookie) = (self.now(), tcp::cookie(sock));
         tell!("{now} a daemon sends {} on {cookie}: {sent:?}", bytes.len());
         sent
+    }
+
+    fn tcp_outstanding(&self, _sock: BorrowedFd<'_>) -> bool {
+        self.outstanding.load(Relaxed)
     }
 
     fn tcp_sent(&self, sock: BorrowedFd<'_>) -> Option<u64> {

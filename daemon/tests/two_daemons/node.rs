@@ -89,7 +89,7 @@ pub struct Daemon {
 pub struct Node {
     n: usize,
     pub machine: Arc<Machine>,
-    verbs: sim::Node,
+    pub verbs: sim::Node,
     records: Arc<Records>,
     pub daemon: RefCell<Daemon>,
     pub processes: RefCell<Vec<Rc<RefCell<Process>>>>,

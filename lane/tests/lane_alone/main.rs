@@ -9,5 +9,6 @@ mod end;
 mod ends;
 mod leaving;
 mod receive;
+mod taken;
 mod up;
 mod work;

@@ -239,6 +239,15 @@ mod tests {
             s.areas().for_takeover(7).unwrap().own_head().load(Relaxed),
             Cursor::new(42)
         );
+        let own = Mapping::of(&file, 0, CONTROL_BYTES, true).unwrap();
+        // SAFETY: as above.
+        let own = unsafe { control(&own).unwrap().as_ref() };
+        let told = || own.seq[7 / LANES_PER_COUNTER].0.load(Relaxed);
+        assert_eq!(told(), 0);
         assert!(s.publish(7), "it sleeps");
+        assert_eq!(told(), 1);
+        words.sleepers.0.store(0, Relaxed);
+        assert!(!s.publish(7), "it is awake");
+        assert_eq!(told(), 2);
     }
 }

@@ -269,7 +269,9 @@ fn number(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use underpass_rdma::devices::SysPort;
     use underpass_rdma::sim::{Faults, World};
+    use underpass_rdma::verbs::{GidEntry, LinkLayer, Transport};
 
     #[test]
     fn subnets_have_numbers() {
@@ -285,6 +287,50 @@ mod tests {
         assert_eq!(ib(1), ib(2));
         assert_ne!(ib(1), subnet(&gid("fe80::1"), true));
     }
+
+    /// A subnet is the fabric: of an address's interface, or the first half of InfiniBand's.
+    #[test]
+    fn fabrics_of_ports() {
+        let node = World::new(1, 1, 1, Faults::default()).node(0);
+        let id = node.scan().unwrap().remove(0);
+        let d = Devices::new(node, &[]);
+        let fabric = |layer, kind, address: &str| {
+            let ip: std::net::Ipv6Addr = address.parse().unwrap();
+            let port = SysPort {
+                port: 1,
+                state: PortState::Active,
+                link_layer: layer,
+                lid: 1,
+                speed_mbps: None,
+                netdev: None,
+                gids: vec![GidEntry {
+                    index: 0,
+                    gid: Gid(ip.octets()),
+                    kind,
+                    netdev: None,
+                }],
+            };
+            let device = SysDevice {
+                id: id.clone(),
+                node_guid: 1,
+                transport: Transport::InfiniBand,
+                pci: None,
+                numa_node: None,
+                verbs: Some("uverbs0".into()),
+                ports: vec![port],
+            };
+            d.facts(&device, 1).map(|f| f.fabric)
+        };
+        let roce = |a| fabric(LinkLayer::Ethernet, GidKind::RoceV2, a);
+        assert_eq!(roce("::ffff:127.0.0.1"), Some(number(&[127, 0, 0, 0])));
+        assert_eq!(roce("::ffff:203.0.113.77"), None);
+        let ib = |a| fabric(LinkLayer::InfiniBand, GidKind::InfiniBand, a);
+        let first: std::net::Ipv6Addr = "fe80:0:0:5::".parse().unwrap();
+        let expected = number(&first.octets()[..8]);
+        assert_eq!(ib("fe80:0:0:5::1"), Some(expected));
+        assert_eq!(ib("fe80:0:0:5::2"), Some(expected));
+    }
+
     /// A device that goes takes its own ports with it, and no other one's.
     #[test]
     fn one_device_goes() {

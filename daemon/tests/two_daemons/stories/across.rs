@@ -5,6 +5,8 @@ use super::*;
 use lane::half::is_left;
 use lane::half::tx::mode;
 use lane::proto::frame::LEN;
+use underpass_rdma::devices::Change;
+use underpass_rdma::verbs::Provider;
 
 const FRAME: u64 = LEN as u64;
 
@@ -309,4 +311,74 @@ fn how_a_sender_came_down_is_told_before_its_lane_ends() {
         assert_eq!(s.revoke(0), Ok(Revoked::Clear), "killed {killed}");
         s.whole(0);
     }
+}
+
+/// The other daemon is killed and started again: the link groups to its node are given up, since lanes of a new incarnation
+/// need new ones.
+#[test]
+fn the_other_daemon_is_restarted() {
+    let s = Story::up(0);
+    s.send(1, 100);
+    s.carry();
+    s.recv_all(0);
+    s.carry();
+    let gone = || {
+        let process = s.process(1);
+        let p = process.borrow();
+        p.groups.values().all(|g| g.gone) && !p.groups.is_empty()
+    };
+    assert!(!gone());
+    s.w.restart(0);
+    s.keep();
+    s.hear(1);
+    assert!(gone(), "{}", s.rails_of(1));
+}
+
+/// A process has closed its end in a way that nobody has seen: two looks find nobody who holds it, and the daemon closes its
+/// own copy, so that the other end hears of it. (One look may have come between the processes' steps.)
+#[test]
+fn an_end_that_nobody_holds() {
+    let s = Story::up(0);
+    s.send(1, 100);
+    s.carry();
+    s.recv_all(0);
+    s.carry();
+    let offered = || s.rails_of(1).contains("Offered");
+    {
+        let process = s.process(1);
+        let inode = s.w.conns.borrow()[0].ends[1].borrow().inode;
+        let pid = process.borrow().pid;
+        s.w.nodes[1].machine.closes(pid, inode);
+        process.borrow_mut().ends.last_mut().unwrap().sock = None;
+    }
+    assert!(offered());
+    for _ in 0..100 {
+        s.w.pass(50 * MS);
+        (0..2).for_each(|n| s.serve(n));
+    }
+    assert!(!offered(), "{}", s.rails_of(1));
+}
+
+/// A device is pulled out of a node: the lane goes on over the other one, and the first counts no more.
+#[test]
+fn a_device_that_goes() {
+    let s = Story::up(0);
+    s.send(1, 100);
+    s.carry();
+    assert!(s.rails_of(1).contains("rails 2"), "{}", s.rails_of(1));
+    let id = {
+        let all = s.w.nodes[1].verbs.scan().unwrap();
+        all.into_iter().find(|d| d.name == "sim0").unwrap()
+    };
+    {
+        let d = s.w.nodes[1].daemon.borrow();
+        let plane = d.core.rails.as_ref().unwrap();
+        plane.lock().devices_changed(&[Change::Removed(id)]);
+    }
+    s.carry();
+    assert!(s.rails_of(1).contains("rails 1"), "{}", s.rails_of(1));
+    s.send(1, 100);
+    s.carry();
+    s.recv_all(0);
+    s.whole(0);
 }

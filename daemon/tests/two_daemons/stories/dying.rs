@@ -160,3 +160,58 @@ fn a_daemon_that_dies_beside_a_receiver() {
         s.whole(0);
     }
 }
+
+/// Nobody takes what a process has left behind: in the end its daemon gives up, as the kernel does.
+#[test]
+fn what_nobody_takes() {
+    let s = Story::up(0);
+    s.send(1, 1000);
+    s.room(0);
+    s.w.conns.borrow()[0].ends[1].borrow_mut().excused = true;
+    s.kill(1);
+    s.cut_and_noticed();
+    let kept = || s.rails_of(1).contains("Offered");
+    let wait = |seconds: u64| {
+        for _ in 0..seconds * 20 {
+            s.w.pass(50 * MS);
+            (0..2).for_each(|n| s.serve(n));
+        }
+    };
+    wait(90);
+    assert!(kept(), "{}", s.rails_of(1));
+    wait(20);
+    assert!(!kept(), "{}", s.rails_of(1));
+}
+
+/// A lane is in the making, and the other daemon is lost, or says nothing any more: its connection is told, may try again, and
+/// the slot is free.
+#[test]
+fn a_lane_that_is_not_made() {
+    for silent in [false, true] {
+        let s = Story::before();
+        s.w.open([PLENTY, PLENTY]);
+        let making = |n: usize| !s.rails_of(n).contains(" 0 in the making");
+        let maker = (0..10_000).find_map(|_| {
+            (0..2).for_each(|e| s.register(e));
+            s.w.pass(MS / 10);
+            (0..2).find(|n| {
+                s.serve(*n);
+                making(*n)
+            })
+        });
+        let n = maker.expect("a lane in the making");
+        if !silent {
+            s.w.set_channel(false);
+        }
+        for _ in 0..120 {
+            s.w.pass(50 * MS);
+            s.w.nodes[n].run(&mut Rng(7));
+            s.w.nodes[n].said(); // nobody hears it
+        }
+        assert!(!making(n), "{}", s.rails_of(n));
+        s.hear(n);
+        let process = s.process(n);
+        let declined = process.borrow().declined.values().sum::<u64>();
+        assert_eq!(declined, 1, "{:?}", process.borrow().declined);
+    }
+}

@@ -184,6 +184,13 @@ impl Story {
         }
     }
 
+    /// A daemon's rails and lanes, as it shows them.
+    fn rails_of(&self, n: usize) -> String {
+        let d = self.w.nodes[n].daemon.borrow();
+        let said = format!("{:?}", d.core.rails.as_ref().unwrap().lock());
+        said
+    }
+
     /// Something is done to an end, in a call of its process's.
     fn with<T>(
         &self,

@@ -330,6 +330,33 @@ fn what_is_unread_at_the_end_goes_to_tcp() {
     }
 }
 
+/// The last close of a connection waits until what was sent has arrived at the other kernel, which may answer with a reset
+/// otherwise; but not for ever.
+#[test]
+fn the_last_close_waits_for_what_was_sent() {
+    for arrives in [true, false] {
+        let s = Story::up(0);
+        let taken = || s.rails_of(1).contains("Offered");
+        s.send(1, 1000);
+        s.carry();
+        s.recv_all(0);
+        s.carry();
+        let outstanding = |is| s.w.nodes[1].machine.outstanding.store(is, Relaxed);
+        outstanding(true);
+        s.kill(1);
+        s.keep();
+        assert!(taken(), "{}", s.rails_of(1));
+        if arrives {
+            outstanding(false);
+            s.keep();
+        } else {
+            s.hurry();
+        }
+        assert!(!taken(), "{}", s.rails_of(1));
+        s.whole(0);
+    }
+}
+
 /// A process is killed with bytes unread on its ring, of which its kernel does not know: what it has sent is told, then a
 /// reset.
 #[test]
