@@ -15,6 +15,8 @@ use underpass_tests::harness::{paths, until, Daemon, Place, Program, Running};
 /// The network of the pods, which exists while the tests run.
 const BRIDGE: &str = "upod0";
 const SUBNET: &str = "10.214.77.0/24";
+/// The cgroup of all pods.
+const CGROUP: &str = "underpass-test";
 const IMAGE: &str = "underpass.test/programs:1";
 const PAUSE: &str = "underpass.test/pause:1";
 /// The longest that containerd takes to be ready.
@@ -243,7 +245,7 @@ impl Node {
                 .map(|(k, v)| ((*k).into(), (*v).into()))
                 .collect(),
             linux: Some(cri::LinuxPod {
-                cgroup_parent: format!("/underpass-test/pod{uid}"),
+                cgroup_parent: format!("/{CGROUP}/pod{uid}"),
                 security: Some(cri::PodSecurity {
                     namespaces: Some(namespaces(wish)),
                 }),
@@ -308,13 +310,28 @@ impl Drop for Node {
         }
         drop(self.containerd.take());
         let _ = run("ip", &["link", "delete", BRIDGE]);
-        // Overlay mounts of containers that were not removed.
+        remove_cgroups();
+        // Mounts of containers that were not removed.
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let here = self.dir.path().to_string_lossy().into_owned();
         let points = mounts.lines().rev().filter_map(|l| l.split(' ').nth(1));
         for m in points.filter(|m| m.starts_with(&here)) {
             let _ = run("umount", &["-l", m]);
         }
+    }
+}
+
+/// The runtime leaves the pods' (empty) cgroups.
+fn remove_cgroups() {
+    let roots = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten();
+    let roots = roots.flatten().map(|e| e.path());
+    for root in roots.chain([PathBuf::from("/sys/fs/cgroup")]) {
+        let ours = root.join(CGROUP);
+        let pods = std::fs::read_dir(&ours).into_iter().flatten().flatten();
+        for p in pods.filter(|p| p.path().is_dir()) {
+            let _ = std::fs::remove_dir(p.path());
+        }
+        let _ = std::fs::remove_dir(&ours);
     }
 }
 
