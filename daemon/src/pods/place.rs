@@ -9,11 +9,15 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Names in the directory.
 const TOOL: &str = "underpass";
 /// The tool's other name: it then behaves like the program of smc-tools.
 const SMCSS: &str = "smcss";
+
+/// How long a daemon that is ending may still hold the directory.
+const LEAVING: Duration = Duration::from_secs(1);
 
 /// Does SELinux enforce its rules?
 const ENFORCES: &str = "/sys/fs/selinux/enforce";
@@ -50,10 +54,14 @@ pub fn make(dir: &Path) -> Result<OwnedFd, Error> {
     rustix::fs::chmod(dir, Mode::from_raw_mode(0o755)).map_err(fail)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let lock = rustix::fs::open(dir, flags, Mode::empty()).map_err(fail)?;
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(lock),
-        Err(Errno::WOULDBLOCK) => Err(Error::Taken(dir.into())),
-        Err(e) => Err(fail(e)),
+    let end = Instant::now() + LEAVING;
+    loop {
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(lock),
+            Err(Errno::WOULDBLOCK) if Instant::now() > end => return Err(Error::Taken(dir.into())),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LEAVING / 50),
+            Err(e) => return Err(fail(e)),
+        }
     }
 }
 
