@@ -234,9 +234,9 @@ impl Pods {
         Some(Pods { made })
     }
 
-    /// Puts in place what containers get to see, and begins to speak with their runtime.
+    /// Serves the directory, and begins to speak with the containers' runtime.
     fn serve(self, core: &Shared, pods: &PodsConfig) -> Option<PodsDir> {
-        let (in_place, dir) = match self.made {
+        let (made, dir) = match self.made {
             Err(e) => (Err(e), None),
             Ok((lock, sockets)) => {
                 let admin = admin::server::serve(core.clone(), sockets.admin, Door::Pods);
@@ -246,14 +246,11 @@ impl Pods {
                     dir: pods.dir.clone(),
                     _lock: lock,
                 };
-                (place::fill(pods).map_err(|e| e.to_string()), Some(dir))
+                (Ok(()), Some(dir))
             }
         };
-        if let Err(e) = &in_place {
-            tracing::error!("no container gets the shim: {e}");
-        }
         let known = core.borrow().pods.clone();
-        if let Err(e) = runtime::start(pods.clone(), known, in_place, dir.is_some()) {
+        if let Err(e) = runtime::start(pods.clone(), known, made) {
             tracing::error!("no container gets the shim: {e}");
         }
         dir

@@ -46,6 +46,19 @@ impl Contained {
     }
 }
 
+impl Tables {
+    fn at(&self, id: &str, c: &Contained) -> Where {
+        let pod = self.pods.get(&c.pod);
+        Where {
+            namespace: pod.map(|p| p.namespace.clone()).unwrap_or_default(),
+            pod: pod.map(|p| p.name.clone()).unwrap_or_default(),
+            container: c.name.clone(),
+            sandbox: c.pod.clone(),
+            id: id.to_owned(),
+        }
+    }
+}
+
 impl Known {
     /// All that there is. What was decided when a container was made is kept, with the reason.
     pub(crate) fn replace(
@@ -93,14 +106,7 @@ impl Known {
         let t = self.0.lock();
         // (Containers may have containers of their own: the runtime's is the first that it knows.)
         let (id, c) = ids(text).find_map(|id| Some((id, t.containers.get(id)?)))?;
-        let pod = t.pods.get(&c.pod);
-        Some(Where {
-            namespace: pod.map(|p| p.namespace.clone()).unwrap_or_default(),
-            pod: pod.map(|p| p.name.clone()).unwrap_or_default(),
-            container: c.name.clone(),
-            sandbox: c.pod.clone(),
-            id: id.to_owned(),
-        })
+        Some(t.at(id, c))
     }
 
     /// Whose container a process is in that was there at tick `then` (a later one may have got its number).
@@ -121,21 +127,12 @@ impl Known {
     /// All containers, in order of namespace, pod and name; connections are not counted here.
     pub(crate) fn rows(&self) -> Vec<PodRow> {
         let t = self.0.lock();
-        let row = |(id, c): (&String, &Contained)| {
-            let pod = t.pods.get(&c.pod);
-            PodRow {
-                at: Where {
-                    namespace: pod.map(|p| p.namespace.clone()).unwrap_or_default(),
-                    pod: pod.map(|p| p.name.clone()).unwrap_or_default(),
-                    container: c.name.clone(),
-                    sandbox: c.pod.clone(),
-                    id: id.clone(),
-                },
-                wanted: c.wanted,
-                injected: c.injected,
-                why_not: c.why_not.clone(),
-                ..PodRow::default()
-            }
+        let row = |(id, c): (&String, &Contained)| PodRow {
+            at: t.at(id, c),
+            wanted: c.wanted,
+            injected: c.injected,
+            why_not: c.why_not.clone(),
+            ..PodRow::default()
         };
         let mut rows: Vec<PodRow> = t.containers.iter().map(row).collect();
         rows.sort_by(|a, b| a.at.cmp(&b.at));

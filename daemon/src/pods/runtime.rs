@@ -18,13 +18,12 @@ const NAME: (&str, &str) = ("underpass", "99");
 const AGAIN: Duration = Duration::from_millis(200);
 const AGAIN_MAX: Duration = Duration::from_secs(5);
 
-/// Starts the thread; it ends with the process. `place`: is what containers would be given there? `fills`: what is missing
-/// there may be put there later.
+/// Starts the thread; it ends with the process. `made`: is there a directory for containers, and is it this daemon's? Then
+/// the thread fills it.
 pub(crate) fn start(
     config: PodsConfig,
     known: Arc<Known>,
-    place: Result<(), String>,
-    fills: bool,
+    made: Result<(), String>,
 ) -> io::Result<()> {
     let rt = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -32,11 +31,17 @@ pub(crate) fn start(
     let thread = std::thread::Builder::new().name("underpass-nri".into());
     thread.spawn(move || {
         let mut ours = Containers {
+            filled: made.is_ok().then(Instant::now),
+            place: made,
             known,
-            place,
-            filled: fills.then(Instant::now),
             config,
         };
+        if ours.filled.is_some() {
+            ours.fill();
+        }
+        if let Err(e) = &ours.place {
+            tracing::error!("no container gets the shim: {e}");
+        }
         rt.block_on(talk_for_ever(&mut ours));
     })?;
     Ok(())
@@ -78,12 +83,16 @@ struct Containers {
 }
 
 impl Containers {
+    fn fill(&mut self) {
+        self.place = place::fill(&self.config).map_err(|e| e.to_string());
+        self.filled = Some(Instant::now());
+    }
+
     /// Is what containers are given there now? What was missing is looked for again after a while.
     fn in_place(&mut self) -> Result<(), String> {
         let due = self.filled.is_some_and(|t| t.elapsed() > AGAIN_MAX);
         if self.place.is_err() && due {
-            self.place = place::fill(&self.config).map_err(|e| e.to_string());
-            self.filled = Some(Instant::now());
+            self.fill();
         }
         let here = || place::look(&self.config.dir).map_err(|e| e.to_string());
         self.place.clone().and_then(|()| here())
