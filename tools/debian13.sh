@@ -20,7 +20,7 @@ unpack() {
   new=$(mktemp -d "$target/debian13-XXXXXX")
   new=$(readlink -f "$new")
   # shellcheck disable=SC2086
-  tools/unpack13.sh "$new" $packages
+  tools/unpack.sh trixie "$new" $packages
   # Paths are absolute in it: the tree may not be moved.
   cat >"$new/rustc" <<EOF
 #!/bin/sh

@@ -98,15 +98,19 @@ for what in $venvs; do
   fi
 done
 
-# The container runtime, from a release whose version has what the daemon speaks with (NRI); runs from where it is.
-if [ ! -x "$target/containerd/usr/bin/containerd" ]; then
-  echo "unpacking containerd into $target/containerd"
-  new=$(mktemp -d "$target/containerd-XXXXXX")
-  tools/unpack13.sh "$new" containerd
+# What other releases have, and what the tests run from where it is: the container runtime, whose version has what the
+# daemon speaks with (NRI), and a C library from before 2.34, which is in parts.
+unpacked() {
+  [ ! -e "$target/$1/$4" ] || return 0
+  echo "unpacking $3 of Debian's $2 into $target/$1"
+  new=$(mktemp -d "$target/$1-XXXXXX")
+  tools/unpack.sh "$2" "$new" "$3"
   chmod 755 "$new"
-  rm -rf "$target/containerd"
-  mv "$new" "$target/containerd"
-fi
+  rm -rf "${target:?}/$1"
+  mv "$new" "$target/$1"
+}
+unpacked containerd trixie containerd usr/bin/containerd
+unpacked glibc2.31 bullseye libc6:amd64 lib/x86_64-linux-gnu/libc.so.6
 
 # The machines of the lab run Debian's newest kernel of the series that has what the lab wants. A
 # kernel that is there already is kept: delete target/lab to get a newer one. The unsigned package

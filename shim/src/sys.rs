@@ -7,6 +7,7 @@ pub mod clock;
 pub mod env;
 pub mod filter;
 pub mod lock;
+mod next;
 pub mod pages;
 pub mod pids;
 mod raw;

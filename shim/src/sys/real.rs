@@ -1,16 +1,12 @@
-//! The functions that our hooks replace, looked up with `dlsym(RTLD_NEXT)` at their first use.
+//! The functions that our hooks replace, looked up at their first use.
 //!
 //! Calls that may block go through these pointers with no lock held: they are cancellation points, and a cancelled
 //! thread runs no Rust destructors.
 
+use super::next;
 use core::ffi::{c_char, c_void, CStr};
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 use lane::num;
-
-extern "C" {
-    // Declared here because the libc crate's own bindings would pull in our exports for others.
-    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
-}
 
 /// One looked-up symbol.
 pub struct Sym {
@@ -43,8 +39,7 @@ impl Sym {
         if self.ptr.load(Relaxed) == MISSING {
             return core::ptr::null_mut();
         }
-        // SAFETY: a NUL-terminated name; RTLD_NEXT searches the objects after this one.
-        let p = unsafe { dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        let p = next::definition(self.name);
         self.ptr
             .store(if p.is_null() { MISSING } else { p }, Relaxed);
         p
@@ -89,7 +84,7 @@ macro_rules! real {
 }
 pub(crate) use real;
 
-/// Looks up, when the library is loaded, what waits call deep in their stack frames: `dlsym` takes a kilobyte of
+/// Looks up, when the library is loaded, what waits call deep in their stack frames: a lookup takes a kilobyte of
 /// stack, and `select` used to call `ppoll` for the first time there.
 pub fn find_early() {
     for s in [&sym::poll, &sym::ppoll] {

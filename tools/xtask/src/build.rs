@@ -2,7 +2,7 @@
 //! them, `bin/` beside `lib/`. Files are replaced by rename, never rewritten in place: running
 //! programs have the shim mapped.
 
-use crate::Tree;
+use crate::{elf, Tree};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -56,16 +56,14 @@ pub fn all(tree: &Tree) -> Result<(), String> {
         .join(SHIM_TARGET)
         .join("release/libunderpass.so");
     put(&so, &out.join("lib/libunderpass.so"), |tmp| {
-        // musl has no such file, and a missing dependency of a preload kills every program. The
-        // dynamic linker itself is always there under glibc, listed or not.
-        run(tree.command(
-            "patchelf",
-            &[
-                "--remove-needed",
-                "ld-linux-x86-64.so.2",
-                &tmp.to_string_lossy(),
-            ],
-        ))
+        // A missing dependency of a preload kills every program. musl has no dynamic linker of that
+        // name; glibc's is always there, listed or not. What is wanted of libdl.so.2 is weak.
+        let file = tmp.to_string_lossy();
+        let patch = |args: &[&str]| run(tree.command("patchelf", &[args, &[&file]].concat()));
+        for library in ["ld-linux-x86-64.so.2", "libdl.so.2"] {
+            patch(&["--remove-needed", library])?;
+        }
+        elf::make_weak(tmp, "dlsym", "libdl.so.2")
     })
 }
 

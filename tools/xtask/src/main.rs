@@ -7,6 +7,7 @@
 
 mod build;
 mod checks;
+mod elf;
 mod steps;
 
 use std::path::{Path, PathBuf};

@@ -1,17 +1,18 @@
 #!/bin/sh
-# `tools/unpack13.sh DIRECTORY PACKAGE...` unpacks packages of Debian 13 into a new directory, which it names; nothing is
+# `tools/unpack.sh RELEASE DIRECTORY PACKAGE...` unpacks packages of another release of Debian into a new directory; nothing is
 # installed. They come from the archive that apt here uses for Debian 12, with the signatures checked. What they depend on is
 # not added.
 set -eu
-new=$(readlink -f "$1")
-shift
+release=$1
+new=$(readlink -f "$2")
+shift 2
 
 archive=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
   awk '$2 == "bookworm" && $3 == "main" { print $1; exit }')
 [ -n "$archive" ] || { echo "apt here has no archive of Debian 12" >&2; exit 1; }
 mkdir -p "$new/apt/lists/partial" "$new/apt/cache/archives/partial" "$new/apt/preferences.d" "$new/debs"
 : >"$new/apt/status"
-echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $archive trixie main" >"$new/apt/sources.list"
+echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $archive $release main" >"$new/apt/sources.list"
 # apt with a state of its own: what is installed here, and from where, does not count.
 cat >"$new/apt/apt.conf" <<EOF
 Dir::Etc "$new/apt";
