@@ -84,28 +84,25 @@ pub fn definition(name: &CStr) -> *mut c_void {
     unsafe { dlsym(libc, name.as_ptr()) }
 }
 
-// (A test is a program of its own, and its std does all of this.)
 /// What std and its unwinder would call, and never do in the shim: a destructor of thread-local storage (the shim has
 /// none) where the C library has no `__cxa_thread_atexit_impl`; the lock of the unwinder's cache and the names of
 /// functions (a panic aborts). Defined here, hidden, they are not looked for in libpthread.so.0 and libdl.so.2.
-#[cfg(not(test))]
 extern "C" fn nothing() -> c_int {
     0
 }
 
-#[cfg(all(not(test), target_arch = "x86_64"))]
+#[cfg(target_arch = "x86_64")]
 macro_rules! jump {
     () => {
         "jmp {f}"
     };
 }
-#[cfg(all(not(test), target_arch = "aarch64"))]
+#[cfg(target_arch = "aarch64")]
 macro_rules! jump {
     () => {
         "b {f}"
     };
 }
-#[cfg(not(test))]
 macro_rules! instead {
     ($($name:literal),*) => { $(global_asm!(
         concat!(".hidden ", $name),
@@ -116,7 +113,6 @@ macro_rules! instead {
         f = sym nothing,
     );)* };
 }
-#[cfg(not(test))]
 instead!(
     "dladdr",
     "pthread_key_create",
