@@ -111,6 +111,7 @@ unpacked() {
 }
 unpacked containerd trixie containerd usr/bin/containerd
 unpacked glibc2.31 bullseye libc6:amd64 lib/x86_64-linux-gnu/libc.so.6
+unpacked etcd bookworm etcd-server usr/bin/etcd
 
 # The machines of the lab run Debian's newest kernel of the series that has what the lab wants. A
 # kernel that is there already is kept: delete target/lab to get a newer one. The unsigned package

@@ -1,6 +1,6 @@
 #!/bin/sh
 # `tools/unpack.sh RELEASE DIRECTORY PACKAGE...` unpacks packages of another release of Debian into a new directory; nothing is
-# installed. They come from the archive that apt here uses for Debian 12, with the signatures checked. What they depend on is
+# installed; a PACKAGE written `src:NAME` is a source package, whose files are only put there. They come from the archive that apt here uses for Debian 12, with the signatures checked. What they depend on is
 # not added.
 set -eu
 release=$1
@@ -12,7 +12,9 @@ archive=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'C
 [ -n "$archive" ] || { echo "apt here has no archive of Debian 12" >&2; exit 1; }
 mkdir -p "$new/apt/lists/partial" "$new/apt/cache/archives/partial" "$new/apt/preferences.d" "$new/debs"
 : >"$new/apt/status"
-echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $archive $release main" >"$new/apt/sources.list"
+for kind in deb deb-src; do
+  echo "$kind [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $archive $release main"
+done >"$new/apt/sources.list"
 # apt with a state of its own: what is installed here, and from where, does not count.
 cat >"$new/apt/apt.conf" <<EOF
 Dir::Etc "$new/apt";
@@ -27,11 +29,19 @@ Acquire::Languages "none";
 Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
 EOF
 export APT_CONFIG="$new/apt/apt.conf"
-if ! { apt-get update -q && cd "$new/debs" && apt-get download -q "$@"; } >"$new/log" 2>&1; then
+fetch() {
+  for package in "$@"; do
+    case $package in
+      src:*) (cd "$new" && apt-get source -q --download-only "${package#src:}") ;;
+      *) (cd "$new/debs" && apt-get download -q "$package") ;;
+    esac || return
+  done
+}
+if ! { apt-get update -q && fetch "$@"; } >"$new/log" 2>&1; then
   cat "$new/log" >&2
   exit 1
 fi
 for deb in "$new"/debs/*.deb; do
-  dpkg-deb -x "$deb" "$new"
+  [ ! -e "$deb" ] || dpkg-deb -x "$deb" "$new"
 done
-rm -rf "$new/apt" "$new/debs" "$new/log" "$new/etc" "$new/usr/share"
+rm -rf "$new/apt" "$new/debs" "$new/log" "$new/etc" "$new/usr/share/doc" "$new/usr/share/man" "$new/usr/share/locale"

@@ -3,10 +3,10 @@
 use crate::clients::limits::Limits;
 use crate::nodes::peers::directory::{self, FileDirectory, Listed};
 use crate::pairing::bpf::ProofConfig;
-use crate::pods::policy::PodsConfig;
 use lane::abi::{RING_LOG2_MAX, RING_LOG2_MIN};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
+use underpass_pods::policy::PodsConfig;
 
 /// Most seconds that the kernel takes between two probes (`MAX_TCP_KEEPIDLE`).
 const PROBE_MAX_S: u16 = 32767;
@@ -33,6 +33,27 @@ pub struct Config {
     pub rail: Vec<RailConfig>,
     /// Containers that get the shim.
     pub pods: PodsConfig,
+    pub kubernetes: KubernetesConfig,
+}
+
+/// What the daemon does with the Kubernetes API.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(default, deny_unknown_fields)]
+pub struct KubernetesConfig {
+    /// Read there what namespaces ask for and which containers are init containers, and tell there which pods do not get
+    /// the shim. Only with [`PodsConfig::nri`].
+    pub api: bool,
+    /// This node's name there; empty: the variable `NODE_NAME`'s value.
+    pub node: String,
+}
+
+impl KubernetesConfig {
+    pub fn node(&self) -> String {
+        match self.node.as_str() {
+            "" => std::env::var("NODE_NAME").unwrap_or_default(),
+            n => n.into(),
+        }
+    }
 }
 
 /// A port of an RDMA device.
@@ -131,6 +152,7 @@ impl Default for Config {
             tls: TlsConfig::default(),
             rail: Vec::new(),
             pods: PodsConfig::default(),
+            kubernetes: KubernetesConfig::default(),
         }
     }
 }
@@ -173,6 +195,8 @@ pub enum Error {
     Credits,
     #[error("lanes.probe_s must be at most {PROBE_MAX_S}")]
     Probes,
+    #[error("kubernetes.api needs this node's name: kubernetes.node, or the variable NODE_NAME")]
+    NodeName,
     #[error(transparent)]
     Directory(#[from] directory::Error),
 }
@@ -194,6 +218,9 @@ impl Config {
         }
         if self.lanes.probe_s > PROBE_MAX_S {
             return Err(Error::Probes);
+        }
+        if self.kubernetes.api && self.kubernetes.node().is_empty() {
+            return Err(Error::NodeName);
         }
         self.directory().map(|_| ())
     }

@@ -11,8 +11,7 @@ use crate::dataplane::thread::Thread;
 use crate::nodes::peers;
 use crate::os::fds;
 use crate::os::system::Machine;
-use crate::pods::policy::PodsConfig;
-use crate::pods::{place, runtime};
+use crate::pods::runtime;
 use crate::tasks::channels;
 use crate::tasks::lookups;
 use crate::tasks::server;
@@ -28,10 +27,16 @@ use tokio::net::UnixListener;
 use tokio::signal::unix::{signal, SignalKind};
 use underpass_admin::{ADMIN_SOCK, CONTROL_SOCK};
 use underpass_ibv::Ibv;
+use underpass_kube::{Learnt, Teller};
+use underpass_pods::place;
+use underpass_pods::policy::PodsConfig;
 
 /// Helpers that look at and close other people's descriptors; each may hang for a while.
 const HELPERS: usize = 1024;
 const SWEEP: Duration = Duration::from_secs(5);
+
+/// Beside the directory that containers see: what was learnt from the Kubernetes API.
+const CLUSTER: &str = "cluster.json";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -148,7 +153,7 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
     tokio::task::spawn_local(lookups::look_for_unseen_closes(core.clone()));
     let (control, admin) = (node.control, node.admin);
     tokio::task::spawn_local(admin::server::serve(core.clone(), admin, Door::Node));
-    let _pods = pods.and_then(|p| p.serve(&core, &options.config.pods));
+    let _pods = pods.and_then(|p| p.serve(&core, &options.config));
     if !options.config.peer.is_empty() {
         let node = &options.config.node;
         let at = match node.control.as_str() {
@@ -235,7 +240,8 @@ impl Pods {
     }
 
     /// Serves the directory, and begins to speak with the containers' runtime.
-    fn serve(self, core: &Shared, pods: &PodsConfig) -> Option<PodsDir> {
+    fn serve(self, core: &Shared, config: &Config) -> Option<PodsDir> {
+        let pods = &config.pods;
         let (made, dir) = match self.made {
             Err(e) => (Err(e), None),
             Ok((lock, sockets)) => {
@@ -250,11 +256,23 @@ impl Pods {
             }
         };
         let known = core.borrow().pods.clone();
-        if let Err(e) = runtime::start(pods.clone(), known, made) {
+        let (learnt, teller) = learn(config);
+        if let Err(e) = runtime::start(pods.clone(), known, made, learnt, teller) {
             tracing::error!("no container gets the shim: {e}");
         }
         dir
     }
+}
+
+/// What the Kubernetes API says, from now on or, if it is not to be asked, at no time.
+fn learn(config: &Config) -> (Arc<Learnt>, Option<Teller>) {
+    let learnt = Arc::new(Learnt::kept_in(config.pods.dir.with_file_name(CLUSTER)));
+    if !config.kubernetes.api {
+        return (learnt, None);
+    }
+    let teller = underpass_kube::start(config.kubernetes.node(), learnt.clone());
+    let said = |e| tracing::error!("the Kubernetes API is not asked: {e}");
+    (learnt, teller.map_err(said).ok())
 }
 
 /// Starts the data plane, if there are devices for it.

@@ -3,13 +3,12 @@
 
 use super::cri::{self, Cri, Id, Nothing, Said};
 use anyhow::{bail, ensure, Context, Result};
-use sha2::{Digest, Sha256};
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 use underpass_admin::{PodRow, Request, Response};
+use underpass_tests::harness::containerd::{self, bin, image, run, PAUSE};
+use underpass_tests::harness::machine::remove_cgroups;
 use underpass_tests::harness::{paths, until, Daemon, Place, Program, Running};
 
 /// The network of the pods, which exists while the tests run.
@@ -18,15 +17,8 @@ const SUBNET: &str = "10.214.77.0/24";
 /// The cgroup of all pods.
 const CGROUP: &str = "underpass-test";
 const IMAGE: &str = "underpass.test/programs:1";
-const PAUSE: &str = "underpass.test/pause:1";
 /// The longest that containerd takes to be ready.
 const READY: Duration = Duration::from_secs(30);
-
-/// What Debian's C library has besides, and the shim needs.
-const LIBRARIES: [&str; 2] = [
-    "/lib/x86_64-linux-gnu/libpthread.so.0",
-    "/lib/x86_64-linux-gnu/libdl.so.2",
-];
 
 /// Programs of the image, each with the libraries that it is linked to.
 const PROGRAMS: [&str; 12] = [
@@ -75,27 +67,13 @@ pub struct Wish {
     pub restricted: bool,
 }
 
-fn run(program: impl AsRef<Path>, args: &[&str]) -> Result<String> {
-    let program = program.as_ref();
-    let out = Command::new(program).args(args).output();
-    let out = out.with_context(|| program.display().to_string())?;
-    let text = String::from_utf8_lossy(&out.stdout).into_owned();
-    ensure!(
-        out.status.success(),
-        "{} {args:?}: {text}{}",
-        program.display(),
-        String::from_utf8_lossy(&out.stderr)
-    );
-    Ok(text)
-}
-
 impl Node {
     pub fn start() -> Result<Node> {
         let dir = tempfile::Builder::new().prefix("upnode-").tempdir()?;
         let at = dir.path();
         configure(at)?;
         let mut node = Node {
-            cri: Cri::at(&at.join("containerd.sock"))?,
+            cri: Cri::at(&at.join("state/containerd.sock"))?,
             daemon: daemon(at)?,
             dir,
             containerd: None,
@@ -116,14 +94,10 @@ impl Node {
             c.kill();
         }
         let before = self.registrations();
-        let path = std::env::var("PATH").unwrap_or_default();
         let started = Program::new(bin().join("containerd"), &Place::bare())
             .arg("--config")
             .arg(self.dir.path().join("config.toml"))
-            .env(
-                "PATH",
-                format!("{}:/usr/sbin:/sbin:{path}", bin().display()),
-            )
+            .env("PATH", containerd::path())
             .spawn()?;
         self.containerd = Some(started);
         let ready = until("containerd is ready", READY, || self.is_ready());
@@ -173,7 +147,7 @@ impl Node {
     }
 
     fn ctr(&self, args: &[&str]) -> Result<String> {
-        let socket = self.dir.path().join("containerd.sock");
+        let socket = self.dir.path().join("state/containerd.sock");
         let socket = socket.to_string_lossy();
         let all = [&["--address", &socket, "-n", "k8s.io"], args].concat();
         run(bin().join("ctr"), &all)
@@ -185,7 +159,7 @@ impl Node {
         fill(&root)?;
         for (name, entry) in [(IMAGE, "/bin/sleep"), (PAUSE, "/bin/sleep")] {
             let tar = self.dir.path().join("image/image.tar");
-            image(&root, name, entry, &tar)?;
+            image(&root, name, &[entry, "1000000"], &tar)?;
             self.ctr(&["images", "import", "--local", &tar.to_string_lossy()])
                 .or_else(|_| self.ctr(&["images", "import", &tar.to_string_lossy()]))?;
         }
@@ -310,7 +284,8 @@ impl Drop for Node {
         }
         drop(self.containerd.take());
         let _ = run("ip", &["link", "delete", BRIDGE]);
-        remove_cgroups();
+        // The runtime leaves the pods' cgroups.
+        remove_cgroups(CGROUP);
         // Mounts of containers that were not removed.
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let here = self.dir.path().to_string_lossy().into_owned();
@@ -319,25 +294,6 @@ impl Drop for Node {
             let _ = run("umount", &["-l", m]);
         }
     }
-}
-
-/// The runtime leaves the pods' (empty) cgroups.
-fn remove_cgroups() {
-    let roots = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten();
-    let roots = roots.flatten().map(|e| e.path());
-    for root in roots.chain([PathBuf::from("/sys/fs/cgroup")]) {
-        let ours = root.join(CGROUP);
-        let pods = std::fs::read_dir(&ours).into_iter().flatten().flatten();
-        for p in pods.filter(|p| p.path().is_dir()) {
-            let _ = std::fs::remove_dir(p.path());
-        }
-        let _ = std::fs::remove_dir(&ours);
-    }
-}
-
-/// Where containerd is: see `tools/install-deps.sh`.
-fn bin() -> PathBuf {
-    paths::target().join("containerd/usr/bin")
 }
 
 fn daemon(at: &Path) -> Result<Daemon> {
@@ -405,32 +361,24 @@ fn configure(at: &Path) -> Result<()> {
     for d in ["cni", "logs", "image", "plugins", "plugins.conf"] {
         std::fs::create_dir_all(at.join(d))?;
     }
-    std::fs::write(
-        at.join("config.toml"),
-        format!(
-            r#"version = 2
-root = "{at_text}/root"
-state = "{at_text}/state"
-[grpc]
-address = "{at_text}/containerd.sock"
-[plugins."io.containerd.internal.v1.opt"]
-path = "{at_text}/opt"
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{PAUSE}"
-restrict_oom_score_adj = true
-[plugins."io.containerd.grpc.v1.cri".containerd]
-snapshotter = "native"
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "/usr/lib/cni"
-conf_dir = "{at_text}/cni"
-[plugins."io.containerd.nri.v1.nri"]
-disable = false
-socket_path = "{at_text}/nri.sock"
-plugin_path = "{at_text}/plugins"
-plugin_config_path = "{at_text}/plugins.conf"
-"#
-        ),
-    )?;
+    let part = |name: &str| at.join(name).to_string_lossy().into_owned();
+    let [root, state, cni, nri, plugins, plugins_conf] = [
+        "root",
+        "state",
+        "cni",
+        "nri.sock",
+        "plugins",
+        "plugins.conf",
+    ]
+    .map(part);
+    let places = containerd::Places {
+        root: &root,
+        state: &state,
+        cni: &cni,
+        nri: &nri,
+        plugins: [&plugins, &plugins_conf],
+    };
+    std::fs::write(at.join("config.toml"), containerd::config(&places))?;
     std::fs::write(
         at.join("cni/10-pods.conflist"),
         format!(
@@ -442,21 +390,9 @@ plugin_config_path = "{at_text}/plugins.conf"
     Ok(())
 }
 
-/// Copies the programs, and what they are linked to.
+/// The programs of the image: this system's, one for musl, and one that has no libraries.
 fn fill(root: &Path) -> Result<()> {
-    let all = PROGRAMS.iter().chain(&LIBRARIES);
-    let mut files: BTreeSet<String> = all.map(|p| (*p).into()).collect();
-    for p in PROGRAMS {
-        let libraries = run("ldd", &[p])?;
-        let words = libraries.split_whitespace();
-        files.extend(words.filter(|w| w.starts_with('/')).map(String::from));
-    }
-    for f in &files {
-        let to = root.join(&f[1..]);
-        std::fs::create_dir_all(to.parent().context("a path")?)?;
-        std::fs::copy(f, &to).with_context(|| f.clone())?;
-    }
-    // One program for musl, and one that has no libraries.
+    containerd::fill(root, &PROGRAMS)?;
     let source = paths::script("asks.c");
     let source = source.to_string_lossy();
     let [musl, alone] = ["usr/bin/asks-musl", "usr/bin/asks-static"].map(|p| root.join(p));
@@ -467,67 +403,5 @@ fn fill(root: &Path) -> Result<()> {
     )?;
     let loader = root.join("lib/ld-musl-x86_64.so.1");
     std::fs::copy("/lib/ld-musl-x86_64.so.1", &loader).context("musl's loader")?;
-    for d in ["tmp", "etc", "proc", "sys", "dev", "run"] {
-        std::fs::create_dir_all(root.join(d))?;
-    }
-    std::fs::create_dir(root.join("var"))?;
-    std::os::unix::fs::symlink("/run", root.join("var/run"))?;
-    std::fs::write(root.join("etc/passwd"), "root:x:0:0::/:/bin/sh\n")?;
-    Ok(())
-}
-
-/// An image of one layer, in the form of `docker save`.
-fn image(root: &Path, name: &str, entry: &str, tar: &Path) -> Result<()> {
-    let at = tempfile::tempdir_in(root.parent().context("a path")?)?;
-    let hex = |bytes: &[u8]| {
-        Sha256::digest(bytes)
-            .iter()
-            .map(|b| format!("{b:02x}"))
-            .collect::<String>()
-    };
-    let layer = at.path().join("layer.tar");
-    let (root, layer) = (root.to_string_lossy(), layer.to_string_lossy().into_owned());
-    run(
-        "tar",
-        &[
-            "-C",
-            &root,
-            "--sort=name",
-            "--owner=0",
-            "--group=0",
-            "-cf",
-            &layer,
-            ".",
-        ],
-    )?;
-    let digest = hex(&std::fs::read(&layer)?);
-    let config = serde_json::json!({
-        "architecture": "amd64", "os": "linux",
-        "config": { "Entrypoint": [entry, "1000000"], "Env": ["PATH=/usr/bin:/bin"] },
-        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{digest}")] },
-    });
-    let config = serde_json::to_vec(&config)?;
-    let config_name = format!("{}.json", hex(&config));
-    std::fs::write(at.path().join(&config_name), &config)?;
-    let manifest = serde_json::json!([{
-        "Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"],
-    }]);
-    std::fs::write(
-        at.path().join("manifest.json"),
-        serde_json::to_vec(&manifest)?,
-    )?;
-    let (from, to) = (at.path().to_string_lossy(), tar.to_string_lossy());
-    run(
-        "tar",
-        &[
-            "-C",
-            &from,
-            "-cf",
-            &to,
-            "manifest.json",
-            &config_name,
-            "layer.tar",
-        ],
-    )?;
     Ok(())
 }

@@ -5,9 +5,11 @@
 //! here decides that a connection was promoted: that is read from the daemon, and callers assert it.
 
 pub mod c;
+pub mod containerd;
 pub mod daemon;
 pub mod departures;
 pub mod lines;
+pub mod machine;
 pub mod node;
 pub mod packaged;
 pub mod paths;

@@ -1,10 +1,10 @@
 //! The pods and containers that the runtime has told of, and whose container a process is in.
 
-use super::policy::Decision;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use underpass_admin::{proc, PodRow, Where};
 use underpass_nri::messages::{Container, PodSandbox};
+use underpass_pods::policy::Decision;
 
 /// Digits of a container's id.
 const ID_DIGITS: usize = 64;
@@ -154,7 +154,7 @@ fn ids(text: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pods::policy::WhyNot;
+    use underpass_pods::policy::WhyNot;
 
     fn container(id: &str, pod: &str, name: &str) -> Container {
         Container {

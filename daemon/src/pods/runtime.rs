@@ -1,15 +1,16 @@
 //! The thread that speaks with the container runtime.
 
 use super::known::Known;
-use super::place;
-use super::policy::{self, Decision, PodsConfig, WhyNot};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
+use underpass_kube::{Event, Learnt, Teller};
 use underpass_nri::messages::{Adjustment, Configure, Container, PodSandbox};
 use underpass_nri::{serve, Plugin};
+use underpass_pods::place;
+use underpass_pods::policy::{self, Decision, PodsConfig, WhyNot};
 
 /// What the runtime shows; plugins with lower numbers are asked before. (Who sets a variable after another plugin has set it
 /// makes the container fail, so this one comes last, and adds to what it finds.)
@@ -18,12 +19,19 @@ const NAME: (&str, &str) = ("underpass", "99");
 const AGAIN: Duration = Duration::from_millis(200);
 const AGAIN_MAX: Duration = Duration::from_secs(5);
 
+/// How long a container waits for the API's word about a pod that the runtime has told of first.
+const LATE: Duration = Duration::from_millis(50);
+/// A pod's annotation: where the kubelet has it from. What is not from the API is not known there under the same uid.
+const SOURCE: (&str, &str) = ("kubernetes.io/config.source", "api");
+
 /// Starts the thread; it ends with the process. `made`: is there a directory for containers, and is it this daemon's? Then
-/// the thread fills it.
+/// the thread fills it. `teller`: who is told of containers that do not get the shim.
 pub(crate) fn start(
     config: PodsConfig,
     known: Arc<Known>,
     made: Result<(), String>,
+    learnt: Arc<Learnt>,
+    teller: Option<Teller>,
 ) -> io::Result<()> {
     let rt = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -34,6 +42,8 @@ pub(crate) fn start(
             filled: made.is_ok().then(Instant::now),
             place: made,
             known,
+            learnt,
+            teller,
             config,
         };
         if ours.filled.is_some() {
@@ -77,6 +87,8 @@ async fn talk(path: &Path, ours: &mut Containers) -> Result<(), underpass_nri::E
 struct Containers {
     config: PodsConfig,
     known: Arc<Known>,
+    learnt: Arc<Learnt>,
+    teller: Option<Teller>,
     place: Result<(), String>,
     /// When that was tried; `None`: the directory is not this daemon's.
     filled: Option<Instant>,
@@ -97,6 +109,36 @@ impl Containers {
         let here = || place::look(&self.config.dir).map_err(|e| e.to_string());
         self.place.clone().and_then(|()| here())
     }
+
+    /// The runtime has the pod from the kubelet, which may have heard of it before this daemon did.
+    fn await_word(&self, pod: &PodSandbox) {
+        let source = pod.annotations.get(SOURCE.0);
+        let end = Instant::now() + LATE;
+        while source.is_none_or(|s| s == SOURCE.1)
+            && self.learnt.awaits(&pod.uid)
+            && Instant::now() < end
+        {
+            std::thread::sleep(LATE / 10);
+        }
+    }
+
+    fn refuse(&self, pod: PodSandbox, container: &str, why: &WhyNot) {
+        tracing::warn!(
+            namespace = pod.namespace,
+            pod = pod.name,
+            container,
+            "asked for the shim and does not get it: {why}"
+        );
+        if let Some(t) = &self.teller {
+            t.tell(Event {
+                namespace: pod.namespace,
+                pod: pod.name,
+                uid: pod.uid,
+                container: container.into(),
+                message: why.to_string(),
+            });
+        }
+    }
 }
 
 impl Plugin for Containers {
@@ -109,39 +151,36 @@ impl Plugin for Containers {
     }
 
     fn synchronize(&mut self, pods: Vec<PodSandbox>, containers: Vec<Container>) {
-        let look = |p: &PodSandbox, c: &Container| policy::look_back(&self.config, p, c);
+        let look = |p: &PodSandbox, c: &Container| {
+            self.learnt
+                .with(|cluster| policy::look_back(&self.config, cluster, p, c))
+        };
         self.known.replace(pods, containers, look);
     }
 
     fn create(&mut self, pod: PodSandbox, container: Container) -> Option<Adjustment> {
         let in_place = self.in_place();
-        let decision = policy::decide(&self.config, &pod, &container, &in_place);
-        let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
-        self.known.add_pod(pod);
+        self.await_word(&pod);
+        let decision = self
+            .learnt
+            .with(|cluster| policy::decide(&self.config, cluster, &pod, &container, &in_place));
+        self.known.add_pod(pod.clone());
         self.known.add_container(&container, &decision);
         match decision {
             Decision::Inject(a) => {
                 tracing::debug!(
-                    namespace,
-                    pod = name,
+                    namespace = pod.namespace,
+                    pod = pod.name,
                     container = container.name,
                     "injected"
                 );
                 Some(a)
             }
-            Decision::Not(why) => {
-                // (Whoever names containers means the others not to have it.)
-                if why != WhyNot::NotNamed {
-                    tracing::warn!(
-                        namespace,
-                        pod = name,
-                        container = container.name,
-                        "asked for the shim and does not get it: {why}"
-                    );
-                }
+            Decision::Not(why) if why.is_missed() => {
+                self.refuse(pod, &container.name, &why);
                 None
             }
-            Decision::Unasked | Decision::Has => None,
+            Decision::Not(_) | Decision::Unasked | Decision::Has => None,
         }
     }
 

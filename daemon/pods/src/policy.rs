@@ -1,5 +1,7 @@
-//! What a pod asks for, and what its containers get. Pure: from what the runtime tells and the configuration.
+//! What a pod asks for, and what its containers get. Pure: from what the runtime tells, the configuration, and what the
+//! cluster says.
 
+use super::cluster::Cluster;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use underpass_admin::environ;
@@ -12,9 +14,9 @@ pub const MOUNTED_AT: [&str; 2] = [underpass_admin::places::SYSTEM_DIR, "/.under
 /// Name of the shim in it.
 pub const SHIM: &str = "libunderpass.so";
 
-/// The pod's own word: `true` or `false`.
+/// The word of a pod, or of a namespace for its pods: `true` or `false`.
 pub const ENABLED: &str = "underpass.io/enabled";
-/// Names of the containers that get the shim, separated by commas; without it, all do.
+/// Names of the containers that get the shim, separated by commas; without it, all but the init containers do.
 pub const CONTAINERS: &str = "underpass.io/containers";
 
 /// Environment variable of the dynamic linker: libraries to load before all others.
@@ -62,8 +64,12 @@ pub enum WhyNot {
     Excluded,
     #[error("{ENABLED} is neither `true` nor `false`")]
     Unreadable,
+    #[error("{ENABLED} of its namespace is neither `true` nor `false`")]
+    UnreadableNamespace,
     #[error("{CONTAINERS} does not name it")]
     NotNamed,
+    #[error("it is an init container, and {CONTAINERS} does not name it")]
+    Init,
     #[error("something else is mounted at {} or below", MOUNTED_AT[0])]
     Taken,
     #[error("the runtime class `{0}` is not known to share the node's kernel (handlers, in the daemon's configuration)")]
@@ -78,6 +84,13 @@ pub enum WhyNot {
     Before,
 }
 
+impl WhyNot {
+    /// Does somebody miss it? (Whoever names containers means the others not to have it.)
+    pub fn is_missed(&self) -> bool {
+        !matches!(self, WhyNot::NotNamed | WhyNot::Init)
+    }
+}
+
 /// What becomes of a container.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
@@ -90,9 +103,10 @@ pub enum Decision {
     Not(WhyNot),
 }
 
-/// Does the pod ask?
-fn asks(config: &PodsConfig, pod: &PodSandbox) -> Result<bool, WhyNot> {
+/// Does the pod ask? Its own word wins, then its namespace's.
+fn asks(config: &PodsConfig, cluster: &Cluster, pod: &PodSandbox) -> Result<bool, WhyNot> {
     let own = pod.annotations.get(ENABLED).map(String::as_str);
+    let namespace = cluster.namespaces.get(&pod.namespace);
     let listed = || {
         config.annotations.iter().any(|a| {
             let (name, value) = a.split_once('=').unwrap_or((a, "true"));
@@ -103,18 +117,25 @@ fn asks(config: &PodsConfig, pod: &PodSandbox) -> Result<bool, WhyNot> {
         Some("true") => Ok(true),
         Some("false") => Ok(false),
         Some(_) => Err(WhyNot::Unreadable),
-        None => Ok(listed() || config.include.contains(&pod.namespace)),
+        None if listed() => Ok(true),
+        None => match namespace.map(String::as_str) {
+            Some("true") => Ok(true),
+            Some("false") => Ok(false),
+            Some(_) => Err(WhyNot::UnreadableNamespace),
+            None => Ok(config.include.contains(&pod.namespace)),
+        },
     }
 }
 
 /// Decides about a container that is about to be made. `in_place`: is what it would be given there?
 pub fn decide(
     config: &PodsConfig,
+    cluster: &Cluster,
     pod: &PodSandbox,
     container: &Container,
     in_place: &Result<(), String>,
 ) -> Decision {
-    match asks(config, pod) {
+    match asks(config, cluster, pod) {
         Ok(true) => {}
         Ok(false) => return Decision::Unasked,
         Err(why) => return Decision::Not(why),
@@ -126,6 +147,8 @@ pub fn decide(
         if !names.split(',').any(|n| n.trim() == container.name) {
             return Decision::Not(WhyNot::NotNamed);
         }
+    } else if cluster.is_init(&pod.uid, &container.name) {
+        return Decision::Not(WhyNot::Init);
     }
     if is_injected(config, container) {
         return Decision::Has;
@@ -149,12 +172,17 @@ pub fn decide(
 }
 
 /// The same for a container that is there.
-pub fn look_back(config: &PodsConfig, pod: &PodSandbox, container: &Container) -> Decision {
+pub fn look_back(
+    config: &PodsConfig,
+    cluster: &Cluster,
+    pod: &PodSandbox,
+    container: &Container,
+) -> Decision {
     // (Its pod may have asked when it was made, or the configuration may have been another.)
     if is_injected(config, container) {
         return Decision::Has;
     }
-    match decide(config, pod, container, &Ok(())) {
+    match decide(config, cluster, pod, container, &Ok(())) {
         Decision::Inject(_) => Decision::Not(WhyNot::Before),
         other => other,
     }
@@ -276,7 +304,7 @@ mod tests {
     }
 
     fn of(config: &PodsConfig, annotations: &[(&str, &str)], c: &Container) -> Decision {
-        decide(config, &pod(annotations), c, &Ok(()))
+        decide(config, &Cluster::default(), &pod(annotations), c, &Ok(()))
     }
 
     fn env(d: &Decision) -> Vec<(String, String)> {
@@ -316,6 +344,45 @@ mod tests {
         config.exclude = vec!["shop".into()];
         not(&config, &[(ENABLED, "true")], WhyNot::Excluded);
         assert!(!asks(&config, &[(ENABLED, "false")]), "it did not ask");
+    }
+
+    #[test]
+    fn what_the_cluster_says() {
+        let mut config = PodsConfig::default();
+        let mut cluster = Cluster::default();
+        let web = container(&[]);
+        let of = |config: &PodsConfig, cluster: &Cluster, a: &[(&str, &str)]| {
+            let mut p = pod(a);
+            p.uid = "u1".into();
+            decide(config, cluster, &p, &web, &Ok(()))
+        };
+        let gets = |d: &Decision| matches!(d, Decision::Inject(_));
+        cluster.namespaces.insert("shop".into(), "true".into());
+        assert!(gets(&of(&config, &cluster, &[])));
+        let unasked = of(&config, &cluster, &[(ENABLED, "false")]);
+        assert_eq!(unasked, Decision::Unasked, "the pod's own word wins");
+        cluster.namespaces.insert("shop".into(), "false".into());
+        assert_eq!(of(&config, &cluster, &[]), Decision::Unasked);
+        assert!(gets(&of(&config, &cluster, &[(ENABLED, "true")])));
+        let smcr = ("network.alibabacloud.com/erdma-smcr", "true");
+        assert!(gets(&of(&config, &cluster, &[smcr])), "also the pod's word");
+        config.include = vec!["shop".into()];
+        let own = of(&config, &cluster, &[]);
+        assert_eq!(
+            own,
+            Decision::Unasked,
+            "the namespace's word before the configuration's"
+        );
+        cluster.namespaces.insert("shop".into(), "on".into());
+        let not = of(&config, &cluster, &[]);
+        assert_eq!(not, Decision::Not(WhyNot::UnreadableNamespace));
+        cluster.namespaces.clear();
+        assert!(gets(&of(&config, &cluster, &[])));
+        // Init containers get it if they are named.
+        cluster.init.insert("u1".into(), vec!["web".into()]);
+        assert_eq!(of(&config, &cluster, &[]), Decision::Not(WhyNot::Init));
+        assert!(gets(&of(&config, &cluster, &[(CONTAINERS, "web")])));
+        assert!(!WhyNot::Init.is_missed() && WhyNot::Taken.is_missed());
     }
 
     #[test]
@@ -418,7 +485,13 @@ mod tests {
         let config = PodsConfig::default();
         let yes = [(ENABLED, "true")];
         let no = Err("no space left".to_owned());
-        let d = decide(&config, &pod(&yes), &container(&[]), &no);
+        let d = decide(
+            &config,
+            &Cluster::default(),
+            &pod(&yes),
+            &container(&[]),
+            &no,
+        );
         let Decision::Not(why) = d else {
             panic!("{d:?}");
         };
@@ -430,18 +503,18 @@ mod tests {
         for (handler, gets) in [("", true), ("runc", true), ("kata", false)] {
             let mut p = pod(&yes);
             p.handler = handler.into();
-            let d = decide(&config, &p, &container(&[]), &Ok(()));
+            let d = decide(&config, &Cluster::default(), &p, &container(&[]), &Ok(()));
             assert_eq!(matches!(d, Decision::Inject(_)), gets, "{handler}");
         }
     }
 
     #[test]
     fn who_has_it() {
-        let config = PodsConfig::default();
+        let (config, none) = (PodsConfig::default(), Cluster::default());
         let yes = [(ENABLED, "true")];
         let mut c = container(&[]);
         assert_eq!(
-            look_back(&config, &pod(&yes), &c),
+            look_back(&config, &none, &pod(&yes), &c),
             Decision::Not(WhyNot::Before)
         );
         let Decision::Inject(a) = of(&config, &yes, &c) else {
@@ -458,11 +531,14 @@ mod tests {
         other.exclude = vec!["shop".into()];
         for config in [&config, &other] {
             for annotations in [&yes[..], &[]] {
-                assert_eq!(look_back(config, &pod(annotations), &c), Decision::Has);
+                assert_eq!(
+                    look_back(config, &none, &pod(annotations), &c),
+                    Decision::Has
+                );
             }
         }
         assert_eq!(
-            look_back(&config, &pod(&[]), &container(&[])),
+            look_back(&config, &none, &pod(&[]), &container(&[])),
             Decision::Unasked
         );
     }

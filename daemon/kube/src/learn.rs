@@ -1,0 +1,124 @@
+//! Watches.
+
+use super::Learnt;
+use futures_util::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher::{self, watcher, Event};
+use kube::runtime::WatchStreamExt;
+use kube::{Api, Client, ResourceExt};
+use std::collections::BTreeMap;
+use std::pin::pin;
+use underpass_pods::policy::ENABLED;
+
+/// The restart policy of an init container that goes on beside the others (Kubernetes 1.28).
+const ALWAYS: &str = "Always";
+
+/// For ever: the annotations of namespaces.
+pub(super) async fn namespaces(client: Client, learnt: &Learnt) {
+    let all: Api<PartialObjectMeta<Namespace>> = Api::all(client);
+    let events = watcher(all, watcher::Config::default()).default_backoff();
+    let word = |n: &PartialObjectMeta<Namespace>| {
+        let word = n.annotations().get(ENABLED).cloned();
+        Some((n.name_any(), word?))
+    };
+    follow(
+        events,
+        "namespaces",
+        word,
+        PartialObjectMeta::name_any,
+        |_| {},
+        |change| learnt.change(|c| change.make(&mut c.namespaces)),
+    )
+    .await;
+}
+
+/// For ever: the pods of this node.
+pub(super) async fn pods(client: Client, node: &str, learnt: &Learnt) {
+    let all: Api<Pod> = Api::all(client);
+    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+    let events = watcher(all, config).default_backoff();
+    let uid = |p: &Pod| p.uid().unwrap_or_default();
+    follow(
+        events,
+        "pods",
+        |p| Some((uid(p), init(p))),
+        uid,
+        |is| learnt.set_watching(is),
+        |change| learnt.change(|c| change.make(&mut c.init)),
+    )
+    .await;
+}
+
+/// Names of its init containers, without those that go on beside the others.
+fn init(pod: &Pod) -> Vec<String> {
+    let all = pod
+        .spec
+        .iter()
+        .flat_map(|s| s.init_containers.iter().flatten());
+    let ends = all.filter(|c| c.restart_policy.as_deref() != Some(ALWAYS));
+    ends.map(|c| c.name.clone()).collect()
+}
+
+/// What a watch has told.
+#[derive(Debug, PartialEq)]
+enum Change<V> {
+    /// This is all that there is.
+    All(BTreeMap<String, V>),
+    /// This is there; without a value, it counts for nothing.
+    One(String, Option<V>),
+}
+
+impl<V> Change<V> {
+    fn make(self, table: &mut BTreeMap<String, V>) {
+        match self {
+            Change::All(all) => *table = all,
+            Change::One(key, Some(value)) => {
+                table.insert(key, value);
+            }
+            Change::One(key, None) => {
+                table.remove(&key);
+            }
+        }
+    }
+}
+
+/// Hands on what a watch tells. `value` is what is wanted of an object, `key` what it is known by; `watching` is told
+/// whether the list is whole and followed.
+async fn follow<K, V>(
+    events: impl Stream<Item = watcher::Result<Event<K>>>,
+    what: &str,
+    value: impl Fn(&K) -> Option<(String, V)>,
+    key: impl Fn(&K) -> String,
+    watching: impl Fn(bool),
+    change: impl Fn(Change<V>),
+) {
+    let mut events = pin!(events);
+    let (mut list, mut failing) = (BTreeMap::new(), false);
+    while let Some(event) = events.next().await {
+        match event {
+            Err(e) => {
+                watching(false);
+                if !failing {
+                    tracing::warn!("Kubernetes API, {what}: {e}; trying again");
+                }
+                failing = true;
+                continue;
+            }
+            // (The old list counts until the new one is whole.)
+            Ok(Event::Init) => list.clear(),
+            Ok(Event::InitApply(object)) => list.extend(value(&object)),
+            Ok(Event::InitDone) => {
+                change(Change::All(std::mem::take(&mut list)));
+                tracing::info!("Kubernetes API: {what} are watched");
+                watching(true);
+            }
+            Ok(Event::Apply(object)) => {
+                let value = value(&object).map(|(_, v)| v);
+                change(Change::One(key(&object), value));
+            }
+            Ok(Event::Delete(object)) => change(Change::One(key(&object), None)),
+        }
+        failing = false;
+    }
+}

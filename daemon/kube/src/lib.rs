@@ -1,0 +1,146 @@
+//! What the daemon learns from the Kubernetes API, and what it tells there.
+//!
+//! It watches the annotations of namespaces and the pods of its own node, and writes what decisions need to a
+//! [`Cluster`]; it tells events of pods that ask for the shim and do not get it. All of it on a thread of its own: the API
+//! may be slow or away for as long as it likes, and everything goes on as it last was.
+
+// `as` only where a lint exception says why. Tests may: what they lose, they notice.
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::as_ptr_cast_mut,
+        clippy::cast_lossless,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        clippy::ptr_as_ptr,
+        clippy::ref_as_ptr
+    )
+)]
+
+mod learn;
+mod tell;
+
+use parking_lot::Mutex;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use underpass_pods::cluster::Cluster;
+
+/// Pause before another try where no client can be made.
+const AGAIN: Duration = Duration::from_secs(5);
+/// Events that wait to be told; more are dropped.
+const EVENTS: usize = 64;
+
+/// An event of a pod, shown by `kubectl describe`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub namespace: String,
+    pub pod: String,
+    pub uid: String,
+    pub container: String,
+    /// Why the container does not get the shim.
+    pub message: String,
+}
+
+/// What has been learnt so far.
+#[derive(Debug)]
+pub struct Learnt {
+    cluster: Mutex<Cluster>,
+    /// Where it is kept.
+    file: PathBuf,
+    /// Are this node's pods being watched?
+    watching: AtomicBool,
+}
+
+impl Learnt {
+    /// What was learnt before is in the file. A file that cannot be read is as good as none.
+    pub fn kept_in(file: PathBuf) -> Self {
+        let cluster = Cluster::load(&file).unwrap_or_else(|e| {
+            tracing::warn!("{}: {e}", file.display());
+            Cluster::default()
+        });
+        Learnt {
+            cluster: Mutex::new(cluster),
+            file,
+            watching: AtomicBool::new(false),
+        }
+    }
+
+    pub fn with<R>(&self, f: impl FnOnce(&Cluster) -> R) -> R {
+        f(&self.cluster.lock())
+    }
+
+    /// May the pod still become known? The runtime may ask about a pod before the watch has told of it.
+    pub fn awaits(&self, uid: &str) -> bool {
+        // Relaxed: a hint; what it stands for is behind the lock.
+        self.watching.load(Relaxed) && !self.cluster.lock().init.contains_key(uid)
+    }
+
+    fn set_watching(&self, is: bool) {
+        self.watching.store(is, Relaxed);
+    }
+
+    /// Changes it, and the file if something is different.
+    fn change(&self, f: impl FnOnce(&mut Cluster)) {
+        let changed = {
+            let mut c = self.cluster.lock();
+            let before = c.clone();
+            f(&mut c);
+            (*c != before).then(|| c.clone())
+        };
+        // (Only this crate's thread writes.)
+        if let Some(Err(e)) = changed.map(|c| c.save(&self.file)) {
+            tracing::warn!("{}: {e}", self.file.display());
+        }
+    }
+}
+
+/// Says what happens to pods. Never waits.
+#[derive(Clone, Debug)]
+pub struct Teller(mpsc::Sender<Event>);
+
+impl Teller {
+    pub fn tell(&self, event: Event) {
+        // Full, if the API is away: `underpass pods` and the daemon's messages say it too.
+        let _ = self.0.try_send(event);
+    }
+}
+
+/// Starts the thread; it ends with the process. `node`: this node's name in the API.
+pub fn start(node: String, learnt: Arc<Learnt>) -> io::Result<Teller> {
+    let rt = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let (tx, mut events) = mpsc::channel(EVENTS);
+    let thread = std::thread::Builder::new().name("underpass-kube".into());
+    thread.spawn(move || {
+        rt.block_on(async {
+            let client = client().await;
+            tokio::join!(
+                learn::namespaces(client.clone(), &learnt),
+                learn::pods(client.clone(), &node, &learnt),
+                tell::events(client.clone(), &node, &mut events),
+            )
+        });
+    })?;
+    Ok(Teller(tx))
+}
+
+/// A client as pods have it, or as $KUBECONFIG says.
+async fn client() -> kube::Client {
+    let mut said = false;
+    loop {
+        match kube::Client::try_default().await {
+            Ok(c) => return c,
+            Err(e) if said => tracing::debug!("Kubernetes API: {e}"),
+            Err(e) => tracing::error!("Kubernetes API: {e}; trying again"),
+        }
+        said = true;
+        tokio::time::sleep(AGAIN).await;
+    }
+}
