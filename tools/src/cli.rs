@@ -76,7 +76,7 @@ pub enum Command {
     Peers(Json),
     /// Show this node's containers: which of them asked for the shim, which have it, and why not
     #[command(after_help = PODS_AFTER)]
-    Pods(Json),
+    Pods(Pods),
     /// Show this node's RDMA devices, and why one of them carries no lanes
     #[command(after_help = DEVICES_AFTER)]
     Devices(Json),
@@ -250,12 +250,28 @@ pub struct Ss {
     /// Explain each connection in words: process, bytes, reasons and what to do about them
     #[arg(short, long)]
     pub explain: bool,
+    /// Show whose connection it is: namespace/pod/container
+    #[arg(short, long)]
+    pub pods: bool,
+    /// Show connections of pods in this Kubernetes namespace only, and whose they are
+    #[arg(short, long, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
     /// Print JSON
     #[arg(short, long)]
     pub json: bool,
     /// Print the version
     #[arg(short = 'v', visible_short_alias = 'V', long, action = clap::ArgAction::Version)]
     version: Option<bool>,
+}
+
+#[derive(Debug, Args)]
+pub struct Pods {
+    /// Show pods in this Kubernetes namespace only
+    #[arg(short, long, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Print JSON
+    #[arg(short, long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -8,12 +8,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use underpass_admin::{PodRow, Request, Response};
 
-pub fn run(dir: Option<PathBuf>, o: &cli::Json) -> Outcome {
+pub fn run(dir: Option<PathBuf>, o: &cli::Pods) -> Outcome {
     match ask(dir, &Request::Pods)? {
-        Response::Pods { rows, runtime } => match o.json {
-            true => out::print_json(&json!({ "runtime": runtime, "rows": rows }))?,
-            false => out::print(&table(&rows, &runtime))?,
-        },
+        Response::Pods { mut rows, runtime } => {
+            rows.retain(|r| o.namespace.as_ref().is_none_or(|n| *n == r.at.namespace));
+            match o.json {
+                true => out::print_json(&json!({ "runtime": runtime, "rows": rows }))?,
+                false => out::print(&table(&rows, &runtime))?,
+            }
+        }
         other => return Err(unexpected(&other)),
     }
     Ok(ExitCode::SUCCESS)

@@ -16,7 +16,7 @@ use serde_json::{json, Map, Value};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use underpass_admin::{Request, Response, Row};
+use underpass_admin::{Request, Response, Row, Where};
 
 pub use explain::{end, Said};
 
@@ -43,7 +43,16 @@ fn wanted(r: &Row, o: &cli::Ss) -> bool {
         "INIT" => o.all,
         _ => !o.listening,
     };
-    state && (!o.smcd || r.mode == "SMCD") && (!o.smcr || r.mode == "SMCR")
+    let namespace = || r.at.as_ref().map(|w| &w.namespace);
+    let at = o.namespace.is_none() || o.namespace.as_ref() == namespace();
+    state && at && (!o.smcd || r.mode == "SMCD") && (!o.smcr || r.mode == "SMCR")
+}
+
+/// Whose connection it is.
+fn pod(r: &Row) -> String {
+    let at = r.at.as_ref();
+    let name = |w: &Where| format!("{}/{}/{}", w.namespace, w.pod, w.container);
+    out::clean(&at.map_or_else(|| "-".into(), name))
 }
 
 /// The blocks of columns that the options add.
@@ -78,10 +87,18 @@ fn table(rows: &[Row], o: &cli::Ss) -> String {
     for c in blocks(o).flatten() {
         head.push_str(&format!("{:<w$} ", c.head, w = c.width));
     }
+    let pods = o.pods || o.namespace.is_some();
+    if pods {
+        head.push_str("Pod");
+    }
     text.push_str(head.trim_end());
     text.push('\n');
     for r in rows.iter().filter(|r| wanted(r, o)) {
-        text.push_str(line(r, &ctx, o).trim_end());
+        let mut line = line(r, &ctx, o);
+        if pods {
+            line.push_str(&pod(r));
+        }
+        text.push_str(line.trim_end());
         text.push('\n');
         if o.explain {
             explain::lines(r, &mut text);
