@@ -1,7 +1,7 @@
 # Every target does its own preparation; README.md has a table of what each contains.
 TASK = cargo run --quiet -p xtask --
 
-.PHONY: all deps build demo test lint dependencies compilers miri asan symbols model unit engine mutants loom integration containers soak suites suites-full programs lab full bench bench-quick bench-lab ci
+.PHONY: all deps build demo test lint dependencies compilers miri asan symbols model unit engine mutants loom integration containers soak suites suites-full programs lab full bench bench-quick bench-lab image ci
 all: build
 
 # Debian packages and the zig linker, only what is missing.
@@ -13,6 +13,10 @@ build demo test lint dependencies compilers miri asan symbols model unit engine 
 
 programs:
 	@tools/install-deps.sh programs
+	@$(TASK) $@ $(ARGS)
+
+image:
+	@tools/install-deps.sh image
 	@$(TASK) $@ $(ARGS)
 
 lab full bench-lab:

@@ -2,8 +2,8 @@
 # Installs what building, testing, the demo and the benchmarks need on Debian 12, and nothing that
 # is there already. With the argument `lab` also what the lab of virtual machines needs, its kernel
 # included, which is unpacked under target/lab and not installed. With the argument `programs` also what
-# `make programs` runs. A shell script because the rest of the task runner is Rust, which needs a C
-# linker, which this script installs. Says and does nothing when everything is in place.
+# `make programs` runs; with `image` what `make image` puts into the image, which is unpacked, too. A shell
+# script because the rest of the task runner is Rust, which needs a C linker, which this script installs. Says and does nothing when everything is in place.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -104,7 +104,8 @@ unpacked() {
   [ ! -e "$target/$1/$4" ] || return 0
   echo "unpacking $3 of Debian's $2 into $target/$1"
   new=$(mktemp -d "$target/$1-XXXXXX")
-  tools/unpack.sh "$2" "$new" "$3"
+  # shellcheck disable=SC2086
+  tools/unpack.sh "$2" "$new" $3
   chmod 755 "$new"
   rm -rf "${target:?}/$1"
   mv "$new" "$target/$1"
@@ -112,6 +113,16 @@ unpacked() {
 unpacked containerd trixie containerd usr/bin/containerd
 unpacked glibc2.31 bullseye libc6:amd64 lib/x86_64-linux-gnu/libc.so.6
 unpacked etcd bookworm etcd-server usr/bin/etcd
+
+# What the image has besides Underpass: the C library, the RDMA libraries with their drivers, and what these are linked
+# to. (gcc-12-base has the licence of libgcc-s1, base-files the texts that all of them name.) Delete target/image/debian
+# to get newer packages.
+if [ "${1:-}" = image ]; then
+  mkdir -p "$target/image"
+  unpacked image/debian bookworm \
+    "base-files libc6 libgcc-s1 gcc-12-base libibverbs1 ibverbs-providers librdmacm1 libnl-3-200 libnl-route-3-200" \
+    usr/lib/x86_64-linux-gnu/libibverbs.so.1
+fi
 
 # The machines of the lab run Debian's newest kernel of the series that has what the lab wants. A
 # kernel that is there already is kept: delete target/lab to get a newer one. The unsigned package

@@ -1,7 +1,8 @@
 #!/bin/sh
 # `tools/unpack.sh RELEASE DIRECTORY PACKAGE...` unpacks packages of another release of Debian into a new directory; nothing is
-# installed; a PACKAGE written `src:NAME` is a source package, whose files are only put there. They come from the archive that apt here uses for Debian 12, with the signatures checked. What they depend on is
-# not added.
+# installed. A PACKAGE written `src:NAME` is a source package, whose files are only put there. They come from the archive that
+# apt here uses for Debian 12, with the signatures checked. What they depend on is not added. Of the documentation the
+# copyright files are kept; what each package is goes to var/lib/dpkg/status.d, where scanners of images without dpkg look.
 set -eu
 release=$1
 new=$(readlink -f "$2")
@@ -41,7 +42,15 @@ if ! { apt-get update -q && fetch "$@"; } >"$new/log" 2>&1; then
   cat "$new/log" >&2
   exit 1
 fi
+mkdir -p "$new/var/lib/dpkg/status.d"
 for deb in "$new"/debs/*.deb; do
-  [ ! -e "$deb" ] || dpkg-deb -x "$deb" "$new"
+  [ -e "$deb" ] || continue
+  dpkg-deb -x "$deb" "$new"
+  dpkg-deb -f "$deb" >"$new/var/lib/dpkg/status.d/$(dpkg-deb -f "$deb" Package)"
 done
-rm -rf "$new/apt" "$new/debs" "$new/log" "$new/etc" "$new/usr/share/doc" "$new/usr/share/man" "$new/usr/share/locale"
+rm -rf "$new/apt" "$new/debs" "$new/log"
+if [ -d "$new/usr/share" ]; then
+  rm -rf "$new/usr/share/man" "$new/usr/share/locale" "$new/usr/share/lintian" "$new/usr/share/bug"
+  find "$new/usr/share" -path '*/share/doc/*' ! -type d ! -type l ! -name copyright -delete
+  find "$new/usr/share" -depth -type d -empty -delete
+fi

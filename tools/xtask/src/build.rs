@@ -2,6 +2,7 @@
 //! them, `bin/` beside `lib/`. Files are replaced by rename, never rewritten in place: running
 //! programs have the shim mapped.
 
+use crate::package::run;
 use crate::{elf, Tree};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ const PROGRAMS: &str = "build --release -p underpassd -p underpass -p underpass-
 
 /// The agent of lab machines, for programs that are no tests: cargo builds it for those by itself.
 pub fn agent(tree: &Tree) -> Result<(), String> {
-    run(tree.cargo(&format!("{PROGRAMS} -p underpass-tests --bin lab-agent")))
+    run(&mut tree.cargo(&format!("{PROGRAMS} -p underpass-tests --bin lab-agent")))
 }
 
 pub fn all(tree: &Tree) -> Result<(), String> {
@@ -30,9 +31,9 @@ pub fn all(tree: &Tree) -> Result<(), String> {
     for d in ["bin", "lib"] {
         fs::create_dir_all(out.join(d)).map_err(|e| format!("{}: {e}", out.display()))?;
     }
-    run(tree.cargo(&format!("{PROGRAMS} {BINS}")))?;
+    run(&mut tree.cargo(&format!("{PROGRAMS} {BINS}")))?;
     // (Only the last step differs: what it is made of is built above.)
-    run(tree.cargo(&format!(
+    run(&mut tree.cargo(&format!(
         "rustc --release -p underpass --bin {STATIC} -- -C target-feature=+crt-static"
     )))?;
     for b in ["underpass", "underpassd", STATIC] {
@@ -50,7 +51,7 @@ pub fn all(tree: &Tree) -> Result<(), String> {
         "PATH",
         std::env::join_paths(dirs).map_err(|e| e.to_string())?,
     );
-    run(zig)?;
+    run(&mut zig)?;
     let so = tree
         .target
         .join(SHIM_TARGET)
@@ -59,7 +60,7 @@ pub fn all(tree: &Tree) -> Result<(), String> {
         // A missing dependency of a preload kills every program. musl has no dynamic linker of that
         // name; glibc's is always there, listed or not. What is wanted of libdl.so.2 is weak.
         let file = tmp.to_string_lossy();
-        let patch = |args: &[&str]| run(tree.command("patchelf", &[args, &[&file]].concat()));
+        let patch = |args: &[&str]| run(&mut tree.command("patchelf", &[args, &[&file]].concat()));
         for library in ["ld-linux-x86-64.so.2", "libdl.so.2"] {
             patch(&["--remove-needed", library])?;
         }
@@ -77,12 +78,4 @@ fn put(
     fs::copy(from, &tmp).map_err(|e| format!("{}: {e}", from.display()))?;
     change(&tmp)?;
     fs::rename(&tmp, to).map_err(|e| format!("{}: {e}", to.display()))
-}
-
-fn run(mut c: std::process::Command) -> Result<(), String> {
-    match c.status() {
-        Ok(s) if s.success() => Ok(()),
-        Ok(s) => Err(format!("{c:?}: {s}")),
-        Err(e) => Err(format!("{c:?}: {e}")),
-    }
 }

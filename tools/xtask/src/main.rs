@@ -8,6 +8,8 @@
 mod build;
 mod checks;
 mod elf;
+mod image;
+mod package;
 mod steps;
 
 use std::path::{Path, PathBuf};
@@ -48,6 +50,7 @@ const USAGE: &str = "\
 task TARGET [arguments]
 
   build         release programs and the shim, in target/underpass
+  image         an OCI image of the daemon, target/underpass/image.tar
   demo          TCP and Underpass side by side, then a transfer through a daemon's death
   test          build, model, unit, engine, loom, integration; one summary
   lint          formatting, clippy, rustdoc, dependencies
@@ -79,15 +82,10 @@ fn main() -> ExitCode {
     let task = args.next().unwrap_or_default();
     let rest: Vec<String> = args.collect();
     let tree = Tree::find();
-    let built = || match build::all(&tree) {
-        Ok(()) => true,
-        Err(e) => {
-            eprintln!("build: {e}");
-            false
-        }
-    };
+    let built = || made("build", build::all(&tree));
     match task.as_str() {
         "build" => code(built()),
+        "image" => code(built() && made("image", image::make(&tree))),
         "demo" => code(built() && program(&tree, "demo", &rest)),
         "bench" => code(built() && program(&tree, "bench", &rest)),
         "bench-quick" => {
@@ -160,13 +158,12 @@ fn code(ok: bool) -> ExitCode {
 
 /// Builds the program that lab machines take their orders from, which is a test's.
 fn agent(tree: &Tree) -> bool {
-    match build::agent(tree) {
-        Ok(()) => true,
-        Err(e) => {
-            eprintln!("build: {e}");
-            false
-        }
-    }
+    made("build", build::agent(tree))
+}
+
+/// Did it succeed? Otherwise it says why not.
+fn made(what: &str, done: Result<(), String>) -> bool {
+    done.map_err(|e| eprintln!("{what}: {e}")).is_ok()
 }
 
 /// Runs the mutants; what they print is the result.
