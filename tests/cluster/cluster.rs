@@ -201,10 +201,113 @@ impl Cluster {
         Ok(())
     }
 
-    /// Runs a program in a pod.
-    pub fn exec(&self, namespace: &str, pod: &str, command: &[&str]) -> Result<String> {
-        let to = ["exec", "-n", namespace, pod, "--"];
+    /// Installs the chart with its image, as README says.
+    pub fn install(&self) -> Result<()> {
+        self.import_file(&paths::target().join("underpass/image.tar"))?;
+        let chart = paths::root().join("deploy/helm/underpass");
+        self.helm(&[
+            "install",
+            "underpass",
+            &chart.to_string_lossy(),
+            "-n",
+            "underpass-system",
+            "--create-namespace",
+        ])?;
+        let status = [
+            "rollout",
+            "status",
+            "daemonset/underpass",
+            "-n",
+            "underpass-system",
+        ];
+        self.kubectl(&[&status[..], &["--timeout=60s"]].concat())?;
+        Ok(())
+    }
+
+    pub fn helm(&self, args: &[&str]) -> Result<String> {
+        let helm = paths::target().join("helm/helm/helm");
+        self.as_admin(self.machine.program(helm).args(args))
+            .check(COMMAND)
+    }
+
+    /// `kubectl underpass`.
+    pub fn underpass(&self, args: &[&str]) -> Result<String> {
+        let plugin = paths::root().join("deploy/kubectl-underpass");
+        self.as_admin(self.machine.program(plugin).args(args))
+            .check(COMMAND)
+    }
+
+    /// Until the workload's newest pod is the only one, and runs.
+    pub fn rolled_out(&self, namespace: &str, workload: &str) -> Result<()> {
+        let of = format!("deployment/{workload}");
+        self.kubectl(&["rollout", "status", &of, "-n", namespace, "--timeout=60s"])?;
+        Ok(())
+    }
+
+    /// The workload's pod.
+    pub fn pod(&self, namespace: &str, workload: &str) -> Result<String> {
+        let label = format!("app={workload}");
+        let path = "jsonpath={range .items[?(@.status.phase==\"Running\")]}{.metadata.name} {end}";
+        let said = self.kubectl(&["get", "pods", "-n", namespace, "-l", &label, "-o", path])?;
+        let name = said.split_whitespace().last();
+        name.map(String::from)
+            .with_context(|| format!("no pod of {workload}"))
+    }
+
+    /// Runs a program in the workload's pod.
+    pub fn exec(&self, namespace: &str, workload: &str, command: &[&str]) -> Result<String> {
+        let pod = self.pod(namespace, workload)?;
+        let to = ["exec", "-n", namespace, &pod, "-c", "main", "--"];
         self.kubectl(&[&to, command].concat())
+    }
+
+    /// How often the workload's container was started again.
+    pub fn restarts(&self, namespace: &str, workload: &str) -> Result<u32> {
+        let pod = self.pod(namespace, workload)?;
+        let path = "jsonpath={.status.containerStatuses[0].restartCount}";
+        let said = self.kubectl(&["get", "pod", &pod, "-n", namespace, "-o", path])?;
+        said.parse().with_context(|| said.clone())
+    }
+
+    /// The id of the workload's container, as the runtime has it.
+    pub fn container_of(&self, workload: &str) -> Result<String> {
+        self.running(
+            &format!("labels.\"io.kubernetes.pod.name\"~=^{workload}-"),
+            "main",
+        )
+    }
+
+    /// The one container that runs, with this label and name.
+    fn running(&self, label: &str, name: &str) -> Result<String> {
+        let named = format!("{label},labels.\"io.kubernetes.container.name\"=={name}");
+        let all = self.ctr(&["containers", "ls", "-q", &named])?;
+        let tasks = self.ctr(&["tasks", "ls"])?;
+        let runs = |id: &&str| {
+            let of = |l: &str| l.starts_with(*id) && l.contains("RUNNING");
+            tasks.lines().any(of)
+        };
+        let id = all.lines().find(runs).context("no such container runs")?;
+        Ok(id.to_owned())
+    }
+
+    /// Kills its first process.
+    pub fn stop_container(&self, id: &str) -> Result<()> {
+        self.ctr(&["tasks", "kill", "-s", "SIGKILL", id])?;
+        Ok(())
+    }
+
+    pub fn kill_daemon(&self) -> Result<()> {
+        let id = self.running(
+            "labels.\"io.kubernetes.pod.namespace\"==underpass-system",
+            "underpassd",
+        )?;
+        self.stop_container(&id)
+    }
+
+    /// Runs a program in a container without asking the API.
+    pub fn exec_in_container(&self, id: &str, command: &[&str]) -> Result<String> {
+        let exec = ["tasks", "exec", "--exec-id", "test", id];
+        self.ctr(&[&exec, command].concat())
     }
 
     /// What is known, for errors.

@@ -3,16 +3,41 @@
 
 mod cluster;
 mod keys;
+mod things;
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use cluster::Cluster;
 use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::Value;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use things::{counts, service, Workload, REDIS};
+use underpass_tests::harness::until;
+
+/// Longest wait for what should happen soon.
+const SOON: Duration = Duration::from_secs(60);
+const ENABLED: &str = "underpass.io/enabled";
+/// The address that clients use: a service's.
+const REDIS_AT: &str = "10.96.7.7";
+/// Bytes that a test sends through Redis and back.
+const BYTES: u64 = 8 << 20;
 
 type Test = fn(&mut Cluster) -> Result<()>;
 
-const TESTS: [(&str, Test); 1] = [("up", up)];
+const TESTS: [(&str, Test); 8] = [
+    ("the_users_way", the_users_way),
+    ("whose_word_counts", whose_word_counts),
+    ("who_does_not_get_it_is_told", who_does_not_get_it_is_told),
+    ("the_nodes_own_network", the_nodes_own_network),
+    ("the_daemon_is_deleted", the_daemon_is_deleted),
+    ("the_api_server_is_away", the_api_server_is_away),
+    (
+        "runtime_and_kubelet_are_restarted",
+        runtime_and_kubelet_are_restarted,
+    ),
+    ("nothing_is_left", nothing_is_left),
+];
 
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
@@ -33,13 +58,262 @@ fn main() -> ExitCode {
 
 fn run(cluster: &mut Option<Cluster>, test: Test) -> Result<()> {
     if cluster.is_none() {
-        *cluster = Some(Cluster::start()?);
+        let c = cluster.insert(Cluster::start()?);
+        prepare(c).with_context(|| c.picture())?;
     }
     let cluster = cluster.as_mut().context("the cluster")?;
     test(cluster).with_context(|| cluster.picture())
 }
 
-fn up(c: &mut Cluster) -> Result<()> {
-    println!("{}", c.kubectl(&["get", "nodes,pods", "-A", "-o", "wide"])?);
+/// What the cluster's owner has before: policies, a shop with a server and a client, and the chart.
+fn prepare(c: &mut Cluster) -> Result<()> {
+    c.apply(things::POLICIES)?;
+    for n in ["shop", "machines"] {
+        c.kubectl(&["create", "namespace", n])?;
+    }
+    c.apply(&service("shop", "redis", REDIS_AT, 6379))?;
+    c.apply(&Workload::new("redis", REDIS).text())?;
+    c.apply(&Workload::new("load", counts(REDIS_AT)).text())?;
+    for w in ["redis", "load"] {
+        c.rolled_out("shop", w)?;
+    }
+    // Pods that run are left alone when Underpass comes.
+    c.install()?;
+    let env = c.exec("shop", "load", &["env"])?;
+    ensure!(!env.contains("LD_PRELOAD"), "{env}");
+    c.kubectl(&["annotate", "namespace", "shop", "underpass.io/enabled=true"])?;
+    c.kubectl(&["-n", "shop", "rollout", "restart", "deployment"])?;
+    for w in ["redis", "load"] {
+        c.rolled_out("shop", w)?;
+    }
+    Ok(())
+}
+
+/// Modes of a workload's connections, as the tool prints them.
+fn modes(c: &Cluster, namespace: &str, workload: &str) -> Result<Vec<String>> {
+    let rows: Value = serde_json::from_str(&c.underpass(&["ss", "-n", namespace, "-ej"])?)?;
+    let rows = rows.as_array().context("rows")?.iter();
+    let pod = format!("{workload}-");
+    let of = rows.filter(|r| {
+        let at = r["at"]["pod"].as_str();
+        at.is_some_and(|p| p.starts_with(&pod)) && r["state"] == "ACTIVE"
+    });
+    Ok(of
+        .filter_map(|r| Some(r["mode"].as_str()?.to_owned()))
+        .collect())
+}
+
+/// Until every connection of the workload, of which there is one at least, is in this mode.
+fn await_mode(c: &Cluster, namespace: &str, workload: &str, mode: &str) -> Result<()> {
+    until(&format!("{workload} is on {mode}"), SOON, || {
+        let all = modes(c, namespace, workload).unwrap_or_default();
+        !all.is_empty() && all.iter().all(|m| m.starts_with(mode))
+    })
+}
+
+/// How far the client has counted.
+fn counted(c: &Cluster) -> Result<u64> {
+    let said = c.exec("shop", "load", &["cat", "/tmp/counted"])?;
+    said.trim().parse().with_context(|| said.clone())
+}
+
+/// The client still counts, in the process that was there before.
+fn still_counts(c: &Cluster, before: u64) -> Result<()> {
+    ensure!(c.restarts("shop", "load")? == 0, "the client has ended");
+    let more = || counted(c).is_ok_and(|n| n > before + 20);
+    until("the client counts on", SOON, more)
+}
+
+/// The container's variables: has it the shim?
+fn has_shim(c: &Cluster, namespace: &str, workload: &str) -> Result<bool> {
+    let env = c.exec(namespace, workload, &["env"])?;
+    Ok(env
+        .lines()
+        .any(|l| l.starts_with("LD_PRELOAD=") && l.ends_with("/libunderpass.so")))
+}
+
+/// Deploys it and waits until it runs.
+fn deploy(c: &Cluster, w: &Workload) -> Result<()> {
+    c.apply(&w.text())?;
+    c.rolled_out(w.namespace, w.name)
+}
+
+fn remove(c: &Cluster, w: &Workload) -> Result<()> {
+    let words = ["delete", "deployment", w.name, "-n", w.namespace];
+    c.kubectl(&words).map(|_| ())
+}
+
+fn the_users_way(c: &mut Cluster) -> Result<()> {
+    await_mode(c, "shop", "load", "SMCD")?;
+    await_mode(c, "shop", "redis", "SMCD")?;
+    // As a person sees it.
+    let said = c.underpass(&["ss", "-n", "shop"])?;
+    let row = said.lines().find(|l| l.contains("shop/load-"));
+    ensure!(
+        row.is_some_and(|r| r.contains("SMCD") && r.ends_with("/main")),
+        "{said}"
+    );
+    let said = c.exec("shop", "load", &["/run/underpass/smcss"])?;
+    let lines: Vec<&str> = said.lines().collect();
+    ensure!(lines.len() == 2 && lines[1].contains("SMCD"), "{said}");
+    let said = c.underpass(&["pods", "-n", "shop"])?;
+    ensure!(
+        said.lines().count() == 3 && !said.contains(" no "),
+        "{said}"
+    );
+    let line = format!(
+        "head -c {BYTES} /dev/urandom >/tmp/a && redis-cli -h {REDIS_AT} -x set k </tmp/a && \
+         redis-cli -h {REDIS_AT} --raw get k | head -c {BYTES} >/tmp/b && sha256sum </tmp/a && sha256sum </tmp/b"
+    );
+    let said = c.exec("shop", "load", &["sh", "-c", &line])?;
+    let lines: Vec<&str> = said.lines().collect();
+    ensure!(lines.len() == 3 && lines[1] == lines[2], "{said}");
+    still_counts(c, counted(c)?)
+}
+
+/// The pod's word before the namespace's; init containers only by name.
+fn whose_word_counts(c: &mut Cluster) -> Result<()> {
+    let no = Workload::new("no", counts(REDIS_AT)).annotated(ENABLED, "false");
+    deploy(c, &no)?;
+    ensure!(!has_shim(c, "shop", "no")?, "it said no");
+    remove(c, &no)?;
+    let mut init = Workload::new("init", "cat /tmp/env; exec sleep 1000000");
+    init.before = Some("env >/tmp/env");
+    deploy(c, &init)?;
+    let before = c.exec("shop", "init", &["cat", "/tmp/env"])?;
+    ensure!(!before.contains("LD_PRELOAD"), "{before}");
+    ensure!(has_shim(c, "shop", "init")?, "the others have it");
+    remove(c, &init)?;
+    let mut named = Workload::new("named", "exec sleep 1000000");
+    named.before = Some("env >/tmp/env");
+    let named = named.annotated("underpass.io/containers", "before");
+    deploy(c, &named)?;
+    let before = c.exec("shop", "named", &["cat", "/tmp/env"])?;
+    ensure!(before.contains("LD_PRELOAD"), "{before}");
+    ensure!(!has_shim(c, "shop", "named")?, "it is not named");
+    remove(c, &named)
+}
+
+fn who_does_not_get_it_is_told(c: &mut Cluster) -> Result<()> {
+    let mut taken = Workload::new("taken", "exec sleep 1000000");
+    taken.volume = Some("/run/underpass");
+    deploy(c, &taken)?;
+    ensure!(!has_shim(c, "shop", "taken")?);
+    let path = "{.items[*].message}";
+    let told = || {
+        let said = c.kubectl(&[
+            "get",
+            "events",
+            "-n",
+            "shop",
+            "--field-selector",
+            "reason=UnderpassNotInjected",
+            "-o",
+            &format!("jsonpath={path}"),
+        ]);
+        said.is_ok_and(|s| s.contains("container main") && s.contains("mounted at /run/underpass"))
+    };
+    until("an event", SOON, told)?;
+    let said = c.underpass(&["pods", "-n", "shop"])?;
+    ensure!(said.contains("mounted at /run/underpass"), "{said}");
+    remove(c, &taken)
+}
+
+fn the_nodes_own_network(c: &mut Cluster) -> Result<()> {
+    let mut w = Workload::new("host", counts(REDIS_AT)).annotated(ENABLED, "true");
+    w.namespace = "machines";
+    w.host_network = true;
+    deploy(c, &w)?;
+    await_mode(c, "machines", "host", "SMCD")?;
+    remove(c, &w)
+}
+
+/// Connections go on, and pods that come later get it from the next daemon.
+fn the_daemon_is_deleted(c: &mut Cluster) -> Result<()> {
+    await_mode(c, "shop", "load", "SMCD")?;
+    let before = counted(c)?;
+    let daemon = [
+        "delete",
+        "pod",
+        "-n",
+        "underpass-system",
+        "-l",
+        "app.kubernetes.io/name=underpass",
+    ];
+    c.kubectl(&daemon)?;
+    c.kubectl(&[
+        "rollout",
+        "status",
+        "daemonset/underpass",
+        "-n",
+        "underpass-system",
+        "--timeout=60s",
+    ])?;
+    still_counts(c, before)?;
+    await_mode(c, "shop", "load", "SMCD")?;
+    let later = Workload::new("later", counts(REDIS_AT));
+    deploy(c, &later)?;
+    await_mode(c, "shop", "later", "SMCD")?;
+    remove(c, &later)
+}
+
+/// What was learnt still counts: a container that is started again has the shim, also by a daemon that was started meanwhile.
+fn the_api_server_is_away(c: &mut Cluster) -> Result<()> {
+    let mortal = Workload::new(
+        "mortal",
+        format!("{} & sleep 1000000 & wait $!", counts(REDIS_AT)),
+    );
+    deploy(c, &mortal)?;
+    await_mode(c, "shop", "mortal", "SMCD")?;
+    let before = counted(c)?;
+    let container = c.container_of("mortal")?;
+    c.kill("api server");
+    c.kill_daemon()?;
+    c.stop_container(&container)?;
+    let another = || c.container_of("mortal").is_ok_and(|now| now != container);
+    until("the kubelet starts it again", SOON, another)?;
+    let env = c.exec_in_container(&c.container_of("mortal")?, &["env"])?;
+    ensure!(env.contains("LD_PRELOAD"), "{env}");
+    c.start_server()?;
+    still_counts(c, before)?;
+    await_mode(c, "shop", "mortal", "SMCD")?;
+    remove(c, &mortal)
+}
+
+fn runtime_and_kubelet_are_restarted(c: &mut Cluster) -> Result<()> {
+    let before = counted(c)?;
+    for name in ["containerd", "kubelet"] {
+        c.kill(name);
+    }
+    c.start_containerd()?;
+    c.start_kubelet()?;
+    still_counts(c, before)?;
+    await_mode(c, "shop", "load", "SMCD")?;
+    let later = Workload::new("later", counts(REDIS_AT));
+    deploy(c, &later)?;
+    await_mode(c, "shop", "later", "SMCD")?;
+    remove(c, &later)
+}
+
+fn nothing_is_left(c: &mut Cluster) -> Result<()> {
+    c.kubectl(&["annotate", "namespace", "shop", "underpass.io/enabled-"])?;
+    c.kubectl(&["-n", "shop", "rollout", "restart", "deployment"])?;
+    for w in ["redis", "load"] {
+        c.rolled_out("shop", w)?;
+        ensure!(!has_shim(c, "shop", w)?, "{w} still has the shim");
+        let there = c.exec("shop", w, &["ls", "/run"])?;
+        ensure!(!there.contains("underpass"), "{there}");
+    }
+    let rows = modes(c, "shop", "load")?;
+    ensure!(rows.is_empty(), "{rows:?}");
+    c.helm(&["uninstall", "underpass", "-n", "underpass-system"])?;
+    let all = c.kubectl(&[
+        "get",
+        "all,clusterrole,clusterrolebinding,configmap",
+        "-A",
+        "-o",
+        "name",
+    ])?;
+    ensure!(!all.contains("underpass"), "{all}");
     Ok(())
 }

@@ -1,0 +1,15 @@
+{{/* Labels that never change, and all labels. */}}
+{{- define "underpass.selector" -}}
+app.kubernetes.io/name: underpass
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+{{- define "underpass.labels" -}}
+{{ include "underpass.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+{{/* Names of what has no namespace are the release's. */}}
+{{- define "underpass.cluster" -}}
+underpass-{{ .Release.Namespace }}-{{ .Release.Name }}
+{{- end }}
