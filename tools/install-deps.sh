@@ -2,7 +2,7 @@
 # Installs what building, testing, the demo and the benchmarks need on Debian 12, and nothing that
 # is there already. With the argument `lab` also what the lab of virtual machines needs, its kernel
 # included, which is unpacked under target/lab and not installed. With the argument `programs` also what
-# `make programs` runs; with `image` what `make image` puts into the image, which is unpacked, too. A shell
+# `make programs` runs; with `image` or `lab` what `make image` puts into the image, which is unpacked, too. A shell
 # script because the rest of the task runner is Rust, which needs a C linker, which this script installs. Says and does nothing when everything is in place.
 set -eu
 cd "$(dirname "$0")/.."
@@ -140,7 +140,7 @@ fi
 # What the image has besides Underpass: the C library, the RDMA libraries with their drivers, and what these are linked
 # to. (gcc-12-base has the licence of libgcc-s1, base-files the texts that all of them name.) Delete target/image/debian
 # to get newer packages.
-if [ "${1:-}" = image ]; then
+if [ "${1:-}" = image ] || [ -n "$lab" ]; then
   mkdir -p "$target/image"
   unpacked image/debian bookworm \
     "base-files libc6 libgcc-s1 gcc-12-base libibverbs1 ibverbs-providers librdmacm1 libnl-3-200 libnl-route-3-200" \

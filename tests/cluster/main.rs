@@ -111,17 +111,35 @@ fn await_mode(c: &Cluster, namespace: &str, workload: &str, mode: &str) -> Resul
     })
 }
 
-/// How far the client has counted.
-fn counted(c: &Cluster) -> Result<u64> {
-    let said = c.exec("shop", "load", &["cat", "/tmp/counted"])?;
-    said.trim().parse().with_context(|| said.clone())
+/// How far the client has counted, and how often it was started again (at first the server may not be there yet).
+struct Count {
+    n: u64,
+    restarts: u32,
+}
+
+fn counted(c: &Cluster) -> Result<Count> {
+    let mut n = None;
+    until("the client counts", SOON, || {
+        // (It may be writing just now.)
+        let said = c.exec("shop", "load", &["cat", "/tmp/counted"]);
+        n = said.ok().and_then(|s| s.trim().parse().ok());
+        n.is_some()
+    })?;
+    Ok(Count {
+        n: n.context("a number")?,
+        restarts: c.restarts("shop", "load")?,
+    })
 }
 
 /// The client still counts, in the process that was there before.
-fn still_counts(c: &Cluster, before: u64) -> Result<()> {
-    ensure!(c.restarts("shop", "load")? == 0, "the client has ended");
-    let more = || counted(c).is_ok_and(|n| n > before + 20);
-    until("the client counts on", SOON, more)
+fn still_counts(c: &Cluster, before: &Count) -> Result<()> {
+    let mut now = counted(c)?;
+    until("the client counts on", SOON, || {
+        now = counted(c).unwrap_or(Count { n: 0, restarts: 0 });
+        now.n > before.n + 20
+    })?;
+    ensure!(now.restarts == before.restarts, "the client has ended");
+    Ok(())
 }
 
 /// The container's variables: has it the shim?
@@ -168,7 +186,7 @@ fn the_users_way(c: &mut Cluster) -> Result<()> {
     let said = c.exec("shop", "load", &["sh", "-c", &line])?;
     let lines: Vec<&str> = said.lines().collect();
     ensure!(lines.len() == 3 && lines[1] == lines[2], "{said}");
-    still_counts(c, counted(c)?)
+    still_counts(c, &counted(c)?)
 }
 
 /// The pod's word before the namespace's; init containers only by name.
@@ -249,7 +267,7 @@ fn the_daemon_is_deleted(c: &mut Cluster) -> Result<()> {
         "underpass-system",
         "--timeout=60s",
     ])?;
-    still_counts(c, before)?;
+    still_counts(c, &before)?;
     await_mode(c, "shop", "load", "SMCD")?;
     let later = Workload::new("later", counts(REDIS_AT));
     deploy(c, &later)?;
@@ -275,7 +293,7 @@ fn the_api_server_is_away(c: &mut Cluster) -> Result<()> {
     let env = c.exec_in_container(&c.container_of("mortal")?, &["env"])?;
     ensure!(env.contains("LD_PRELOAD"), "{env}");
     c.start_server()?;
-    still_counts(c, before)?;
+    still_counts(c, &before)?;
     await_mode(c, "shop", "mortal", "SMCD")?;
     remove(c, &mortal)
 }
@@ -287,7 +305,7 @@ fn runtime_and_kubelet_are_restarted(c: &mut Cluster) -> Result<()> {
     }
     c.start_containerd()?;
     c.start_kubelet()?;
-    still_counts(c, before)?;
+    still_counts(c, &before)?;
     await_mode(c, "shop", "load", "SMCD")?;
     let later = Workload::new("later", counts(REDIS_AT));
     deploy(c, &later)?;
@@ -307,13 +325,9 @@ fn nothing_is_left(c: &mut Cluster) -> Result<()> {
     let rows = modes(c, "shop", "load")?;
     ensure!(rows.is_empty(), "{rows:?}");
     c.helm(&["uninstall", "underpass", "-n", "underpass-system"])?;
-    let all = c.kubectl(&[
-        "get",
-        "all,clusterrole,clusterrolebinding,configmap",
-        "-A",
-        "-o",
-        "name",
-    ])?;
-    ensure!(!all.contains("underpass"), "{all}");
-    Ok(())
+    let left = "all,clusterrole,clusterrolebinding,configmap,networkpolicy";
+    until("nothing of the chart is left", SOON, || {
+        let all = c.kubectl(&["get", left, "-A", "-o", "name"]);
+        all.is_ok_and(|a| !a.contains("underpass"))
+    })
 }

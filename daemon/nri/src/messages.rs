@@ -86,6 +86,8 @@ pub mod event {
     pub const CREATE_CONTAINER: i32 = 4;
     /// A container is gone.
     pub const REMOVE_CONTAINER: i32 = 11;
+    /// Its processes have ended, or are about to.
+    pub const STOP_CONTAINER: i32 = 10;
 }
 
 /// All pods and containers that the runtime has, possibly in several messages.

@@ -34,6 +34,9 @@ pub trait Plugin {
     /// A pod is gone.
     fn pod_gone(&mut self, pod: &PodSandbox);
 
+    /// A container's processes have ended, or are about to. It does not start again.
+    fn container_stopped(&mut self, container: &Container);
+
     /// A container is gone.
     fn container_gone(&mut self, container: &Container);
 }
@@ -171,6 +174,7 @@ impl<'a, P: Plugin> Session<'a, P> {
                     "RunPodSandbox" => event::RUN_POD_SANDBOX,
                     "RemovePodSandbox" => event::REMOVE_POD_SANDBOX,
                     "RemoveContainer" => event::REMOVE_CONTAINER,
+                    "StopContainer" => event::STOP_CONTAINER,
                     _ => return None,
                 };
                 let about = About::decode(argument);
@@ -187,6 +191,7 @@ impl<'a, P: Plugin> Session<'a, P> {
             event::RUN_POD_SANDBOX,
             event::REMOVE_POD_SANDBOX,
             event::CREATE_CONTAINER,
+            event::STOP_CONTAINER,
             event::REMOVE_CONTAINER,
         ];
         let events = wanted.iter().fold(0, |bits, n| bits | 1 << (n - 1));
@@ -214,6 +219,7 @@ impl<'a, P: Plugin> Session<'a, P> {
         match (event, pod, container) {
             (event::RUN_POD_SANDBOX, Some(p), _) => self.plugin.pod_made(p),
             (event::REMOVE_POD_SANDBOX, Some(p), _) => self.plugin.pod_gone(&p),
+            (event::STOP_CONTAINER, _, Some(c)) => self.plugin.container_stopped(&c),
             (event::REMOVE_CONTAINER, _, Some(c)) => self.plugin.container_gone(&c),
             _ => {}
         }

@@ -29,6 +29,8 @@ struct Contained {
     wanted: bool,
     injected: bool,
     why_not: String,
+    /// The runtime keeps a container that has ended for a while.
+    stopped: bool,
 }
 
 impl Contained {
@@ -42,6 +44,7 @@ impl Contained {
                 Decision::Not(why) => why.to_string(),
                 _ => String::new(),
             },
+            stopped: false,
         }
     }
 }
@@ -97,6 +100,12 @@ impl Known {
         self.0.lock().containers.insert(c.id.clone(), contained);
     }
 
+    pub(crate) fn stop_container(&self, id: &str) {
+        if let Some(c) = self.0.lock().containers.get_mut(id) {
+            c.stopped = true;
+        }
+    }
+
     pub(crate) fn remove_container(&self, id: &str) {
         self.0.lock().containers.remove(id);
     }
@@ -124,7 +133,7 @@ impl Known {
         t.containers.get(id).is_some_and(|c| c.injected)
     }
 
-    /// All containers, in order of namespace, pod and name; connections are not counted here.
+    /// All containers that run, in order of namespace, pod and name; connections are not counted here.
     pub(crate) fn rows(&self) -> Vec<PodRow> {
         let t = self.0.lock();
         let row = |(id, c): (&String, &Contained)| PodRow {
@@ -134,7 +143,8 @@ impl Known {
             why_not: c.why_not.clone(),
             ..PodRow::default()
         };
-        let mut rows: Vec<PodRow> = t.containers.iter().map(row).collect();
+        let run = t.containers.iter().filter(|(_, c)| !c.stopped);
+        let mut rows: Vec<PodRow> = run.map(row).collect();
         rows.sort_by(|a, b| a.at.cmp(&b.at));
         rows
     }
@@ -208,8 +218,12 @@ mod tests {
         let all: Vec<_> = rows.iter().map(told).collect();
         assert_eq!(all, [("a".into(), false, false), ("b".into(), true, false)]);
         assert!(rows[0].why_not.is_empty() && rows[1].why_not.contains("mounted"));
+        known.stop_container("1");
+        assert_eq!(known.rows().len(), 1, "it has ended");
+        known.remove_container("1");
         known.remove_container("2");
-        assert_eq!(known.rows().len(), 1);
+        assert!(known.rows().is_empty());
+        known.add_container(&container("1", "s", "a"), &Decision::Unasked);
         // A list of all: what is new on it is looked at, what is known keeps its reason, the rest is gone.
         known.add_container(&container("2", "s", "b"), &Decision::Not(WhyNot::Taken));
         let all = vec![container("2", "s", "b"), container("3", "s", "c")];

@@ -192,6 +192,10 @@ impl Plugin for Containers {
         self.known.remove_pod(&pod.id);
     }
 
+    fn container_stopped(&mut self, container: &Container) {
+        self.known.stop_container(&container.id);
+    }
+
     fn container_gone(&mut self, container: &Container) {
         self.known.remove_container(&container.id);
     }

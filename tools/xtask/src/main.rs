@@ -66,6 +66,7 @@ task TARGET [arguments]
   loom          ring, doorbell and lane under every interleaving
   integration   real programs under the shim (arguments: names of tests)
   containers    containers of a real runtime that the daemon gives the shim (arguments: names of tests)
+  cluster       pods of a real Kubernetes cluster (arguments: names of tests); the first time, it is built (6 min)
   lab           virtual machines with RDMA rails (arguments: names of tests)
   suites        other people's test suites, those that are quick (arguments: names of suites)
   suites-full   all of them, in all modes; writes the table in docs/compatibility.md
@@ -113,6 +114,10 @@ fn main() -> ExitCode {
         "symbols" => steps::run(&tree, vec![build_step(), symbols(&tree)]),
         "integration" => steps::run(&tree, vec![build_step(), integration(&tree, &rest)]),
         "containers" => steps::run(&tree, vec![build_step(), containers(&tree, &rest)]),
+        "cluster" => {
+            let all = cluster(&tree, &rest);
+            steps::run(&tree, [vec![build_step()], all].concat())
+        }
         "lab" => steps::run(&tree, vec![build_step(), lab(&tree, &rest)]),
         "test" => steps::run(&tree, test(&tree)),
         "soak" => steps::run(&tree, vec![build_step(), soak(&tree)]),
@@ -215,6 +220,7 @@ fn ci(tree: &Tree) -> Vec<Step> {
     let mut all = lint(tree);
     all.extend(checks::compilers(tree));
     all.extend(test(tree));
+    all.extend(cluster(tree, &[]));
     all.push(suites(tree, &[], false));
     all.push(lab(tree, &[]));
     all
@@ -380,6 +386,24 @@ fn containers(tree: &Tree, names: &[String]) -> Step {
         true => step,
         false => step.skipped("containers need root".into()),
     }
+}
+
+/// A Kubernetes cluster of one node: its programs are built, once, and the image; the test program runs its tests in order
+/// by itself.
+fn cluster(tree: &Tree, names: &[String]) -> Vec<Step> {
+    let build = tree.command("tools/build-kubernetes.sh", &[]);
+    let image = tree.cargo("run --quiet -p xtask -- image");
+    let mut c = tree.cargo("test -p underpass-tests --test cluster --");
+    c.args(names);
+    let tests = Step::new("cluster", Kind::Tests, 200, c);
+    vec![
+        Step::new("kubernetes", Kind::Check, 420, build),
+        Step::new("image", Kind::Check, 30, image),
+        match steps::root() {
+            true => tests,
+            false => tests.skipped("a cluster needs root".into()),
+        },
+    ]
 }
 
 /// Virtual machines, booted once; the test program runs its tests in order by itself.

@@ -48,6 +48,10 @@ impl Plugin for Seen {
         self.say(format!("gone {}", pod.name));
     }
 
+    fn container_stopped(&mut self, container: &Container) {
+        self.say(format!("stopped {}", container.name));
+    }
+
     fn container_gone(&mut self, container: &Container) {
         self.say(format!("gone {}", container.name));
     }
@@ -171,7 +175,7 @@ async fn a_conversation() {
         };
         let said = r.call("Configure", &configure).await;
         let events = Configured::decode(said.payload).unwrap().events;
-        assert_eq!(events, 0b100_0000_1101);
+        assert_eq!(events, 0b110_0000_1101);
         let more = |more| Synchronize {
             pods: vec![pod("p")],
             more,
@@ -215,6 +219,7 @@ async fn a_conversation() {
         for method in [
             "RunPodSandbox",
             "RemovePodSandbox",
+            "StopContainer",
             "RemoveContainer",
             "Shutdown",
         ] {
@@ -231,9 +236,11 @@ async fn a_conversation() {
         "create q [\"E=1\"]",
         "made s",
         "gone s",
+        "stopped c",
         "gone c",
         "made t",
         "gone t",
+        "stopped c",
         "gone c",
     ];
     assert_eq!(seen, expected);
