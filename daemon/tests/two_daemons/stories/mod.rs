@@ -4,6 +4,7 @@
 mod across;
 mod dying;
 mod inherited;
+mod rails;
 mod takeover;
 
 use super::family::Entry;
