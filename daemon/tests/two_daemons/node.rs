@@ -15,7 +15,7 @@ use underpass_rdma::devices::{Change, SysDevice, SysPort};
 use underpass_rdma::sim::{self, Rng};
 use underpass_rdma::verbs::*;
 use underpassd::clients::control::Control;
-use underpassd::clients::ids::ClientId;
+use underpassd::clients::ids::{ClientId, ConnRef};
 use underpassd::config::{Config, NodeConfig, PeerConfig, RailConfig};
 use underpassd::core::register::Registration;
 use underpassd::core::{Core, Hello};
@@ -365,6 +365,12 @@ impl Node {
 
     pub fn incarnation(&self) -> u64 {
         self.daemon.borrow().core.incarnation
+    }
+
+    /// As the tools name an end of this process's.
+    pub fn name_of(&self, pid: u32, conn: u32, gen: u32) -> ConnRef {
+        let client = self.daemon.borrow().clients[&pid].id;
+        ConnRef { client, conn, gen }
     }
 
     /// Is there a lane that its process has finished with, or a process that has ended, and the daemon is not done with

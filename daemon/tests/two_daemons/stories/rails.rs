@@ -3,6 +3,7 @@
 
 use super::*;
 use std::cell::Cell;
+use underpass_admin::RailStats;
 
 impl Story {
     /// Time passes until this is so; how many ms that takes.
@@ -84,4 +85,53 @@ fn what_is_kept_for_a_lost_node_goes() {
         assert!(!kept(&s), "{}", s.w.state());
         assert!(s.shows(1, "incarnation 2"), "{}", s.rails_of(1));
     }
+}
+
+/// What the tools count of the rails never becomes less, also when an incarnation ends.
+#[test]
+fn counters_of_rails_never_fall() {
+    let s = Story::up(0);
+    for _ in 0..3 {
+        assert_eq!(s.send(1, 1000), 1000);
+        s.carry();
+        s.recv_all(0);
+        s.keep();
+    }
+    let sums = || {
+        let d = s.w.nodes[1].daemon.borrow();
+        let parts = d.core.rails.as_ref().unwrap().lock().counts();
+        let sum = |of: fn(&RailStats) -> u64| parts.iter().map(of).sum::<u64>();
+        [
+            sum(|p| p.bytes),
+            sum(|p| p.messages_sent),
+            sum(|p| p.messages_received),
+        ]
+    };
+    let before = sums();
+    assert!(before.iter().all(|n| *n > 0), "{before:?}");
+    s.w.restart(0);
+    s.until("an incarnation", |s| s.shows(1, "incarnation 2"));
+    let after = sums();
+    let fell = before.iter().zip(after).any(|(b, a)| a < *b);
+    assert!(!fell, "{before:?}, then {after:?}");
+}
+
+/// The tools say over which link a connection goes, and which of the nodes adds the links: exactly one does.
+#[test]
+fn a_row_names_link_and_role() {
+    let s = Story::up(0);
+    let [first, second] = [0, 1].map(|e: usize| {
+        let (pid, node) = (s.process(e).borrow().pid, &s.w.nodes[e]);
+        let (at, conn, gen) = s.as_it_is(e, |e, _, _, _| (e.lane.unwrap(), e.index as u32, e.gen));
+        let who = node.name_of(pid, conn, gen);
+        let d = node.daemon.borrow();
+        let plane = d.core.rails.as_ref().unwrap().lock();
+        plane.row(at, &who).expect("a lane")
+    });
+    assert_eq!((&*first.role, &*second.role), ("server", "client"));
+    assert_eq!((first.link, &first.device), (second.link, &second.device));
+    assert_eq!(
+        (&first.gid, &first.peer_gid),
+        (&second.peer_gid, &second.gid)
+    );
 }
