@@ -72,7 +72,10 @@ struct Client {
 pub struct Daemon {
     pub core: Core<sim::Node>,
     served: Loop<sim::Node>,
-    sleeps_until: Option<u64>,
+    /// Its data plane runs on a single processor.
+    alone: bool,
+    /// From when it sleeps, and until when.
+    sleeps: Option<(u64, u64)>,
     busy_until: u64,
     pub channel: Option<Channel>,
     clients: BTreeMap<u32, Client>,
@@ -150,7 +153,8 @@ impl Daemon {
         Daemon {
             core,
             served,
-            sleeps_until: None,
+            alone,
+            sleeps: None,
             busy_until: 0,
             channel: None,
             clients: BTreeMap::new(),
@@ -367,6 +371,21 @@ impl Node {
         self.daemon.borrow().core.incarnation
     }
 
+    /// Does its data plane run on a single processor?
+    pub fn is_alone(&self) -> bool {
+        self.daemon.borrow().alone
+    }
+
+    /// Its data plane has a few turns, while no time passes: for how many ns it sleeps since then or before. `None`: it
+    /// goes on, or something wakes it again and again.
+    pub fn sleeps(&self) -> Option<u64> {
+        let d = &mut *self.daemon.borrow_mut();
+        let now = self.machine.now();
+        (0..4).for_each(|_| d.run_data_plane(now));
+        let (from, until) = d.sleeps.filter(|_| !d.served.wait(false))?;
+        Some(until - from)
+    }
+
     /// As the tools name an end of this process's.
     pub fn name_of(&self, pid: u32, conn: u32, gen: u32) -> ConnRef {
         let client = self.daemon.borrow().clients[&pid].id;
@@ -388,14 +407,14 @@ impl Node {
 
 impl Daemon {
     fn run_data_plane(&mut self, now: u64) {
-        if let Some(until) = self.sleeps_until {
+        if let Some((_, until)) = self.sleeps {
             if !self.served.wait(false) && now < until {
                 return;
             }
-            self.sleeps_until = None;
+            self.sleeps = None;
         }
         match self.served.poll() {
-            Next::Sleep(until) => self.sleeps_until = Some(until),
+            Next::Sleep(until) => self.sleeps = Some((now, until)),
             Next::Poll => {}
             Next::End => unreachable!("nobody ends it"),
         }

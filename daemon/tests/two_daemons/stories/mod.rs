@@ -41,12 +41,17 @@ impl Story {
 
     /// The rails are up.
     fn before() -> Story {
+        Story::of(7)
+    }
+
+    /// The same in another world.
+    fn of(seed: u64) -> Story {
         let faults = Faults {
             delay_ns: 1_000,
             ..Faults::default()
         };
         let s = Story {
-            w: World::new(7, faults, How::default(), 1),
+            w: World::new(seed, faults, How::default(), 1),
         };
         (0..20).for_each(|_| s.carry());
         s

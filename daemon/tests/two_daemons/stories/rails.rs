@@ -135,3 +135,37 @@ fn a_row_names_link_and_role() {
         (&second.peer_gid, &second.gid)
     );
 }
+
+/// With nothing to do the data plane sleeps, and what has woken it does not do so for ever: neither bytes and doorbells nor
+/// the doorbell of a process that has ended. It looks after its lanes by itself fifty times a second as long as there is
+/// something now and then (links that work are asked), and a few times otherwise.
+#[test]
+fn a_data_plane_with_nothing_to_do_sleeps() {
+    for alone in [false, true] {
+        let mut all = (0..).map(Story::of);
+        let s = all.find(|s| s.w.nodes[1].is_alone() == alone).unwrap();
+        s.connect();
+        assert!(s.ready(0) && s.ready(1));
+        s.carry();
+        (0..2).for_each(|e| s.try_up(e));
+        for _ in 0..3 {
+            s.carry();
+            (0..2).for_each(|e| assert_eq!(s.send(e, 100), 100));
+            s.carry();
+            (0..2).for_each(|e| s.recv_all(e));
+        }
+        assert_eq!(s.got(), 300);
+        let sleeps = |soon: bool| {
+            s.rest(3_000);
+            let ns = s.w.nodes[1].sleeps().expect("asleep");
+            assert_eq!(ns <= 20 * MS, soon, "{ns} ns");
+        };
+        sleeps(true);
+        s.w.conns.borrow()[0].ends[0].borrow_mut().excused = true;
+        s.kill(1);
+        sleeps(true);
+        s.w.set_channel(false);
+        s.cut_and_noticed();
+        sleeps(false);
+    }
+}
