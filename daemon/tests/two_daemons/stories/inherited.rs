@@ -144,3 +144,22 @@ fn a_lane_that_nobody_knows_to_be_taken() {
     child.borrow_mut().enter();
     s.whole(1000);
 }
+
+/// A process is killed whose receiver was ready, and its child has not touched the connection yet: nobody who could take
+/// part in a switch is left, so the other end's sender is refused, and stays on TCP.
+#[test]
+fn nobody_goes_up_to_an_inherited_lane() {
+    let s = Story::up(0);
+    assert!(s.ready(1));
+    s.carry();
+    let child = s.fork(1);
+    child.borrow_mut().enter();
+    s.w.kill(1, 0);
+    s.tell_death(1);
+    s.try_up(0);
+    s.carry();
+    let _ = s.look(0);
+    let sender = s.as_it_is(0, |e, _, _, _| e.app.tx.mode.load(Relaxed));
+    assert_eq!(sender, mode::TCP);
+    s.whole(1000);
+}
