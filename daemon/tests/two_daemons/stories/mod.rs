@@ -3,6 +3,7 @@
 
 mod across;
 mod dying;
+mod ends;
 mod inherited;
 mod rails;
 mod takeover;
