@@ -74,6 +74,8 @@ impl Process {
                     self.say(ToDaemon::Mapped { group, side, chunk }, vec![]);
                 }
             }
+            // (It finds that out only after its lane was offered.)
+            ToShim::PeerChunk { chunk: 0, .. } if !self.maps => {}
             ToShim::PeerChunk {
                 group,
                 side,
@@ -100,6 +102,9 @@ impl Process {
 
     fn hear_of_lanes(&mut self, msg: ToShim, now: u64, rng: &mut Rng) {
         match msg {
+            ToShim::Offer { group, side, .. } if !self.maps => {
+                self.say(ToDaemon::GroupFailed { group, side }, vec![]);
+            }
             ToShim::Offer {
                 group,
                 side,

@@ -91,6 +91,8 @@ pub struct Process {
     /// What its thread is about before it does anything else.
     pub leaving: VecDeque<Leave>,
     pub executing: bool,
+    /// It can map what the daemon gives it of the other end's memory.
+    pub maps: bool,
     /// How often the daemon has declined a connection, by reason.
     pub declined: BTreeMap<u32, u64>,
     /// For one who is killed within a call: the end, its head, and what it had sent before.
@@ -120,6 +122,7 @@ impl Process {
             unborn: false,
             leaving: VecDeque::new(),
             executing: false,
+            maps: true,
             declined: BTreeMap::new(),
             within: None,
             parted: false,

@@ -37,3 +37,27 @@ fn the_end_comes_as_soon_as_all_is_read() {
         s.whole(0);
     }
 }
+
+/// A process cannot map the other end's memory, and says so when it is offered a lane: nothing of the lane stays in either
+/// daemon, and the connection works on TCP.
+#[test]
+fn a_lane_that_a_process_cannot_map() {
+    let s = Story::before();
+    s.process(1).borrow_mut().maps = false;
+    s.w.open([PLENTY, PLENTY]);
+    let offered = |n: usize| s.rails_of(n).contains("Offered");
+    let made = (0..10_000).any(|_| {
+        (0..2).for_each(|e| s.register(e));
+        s.w.pass(MS / 10);
+        (0..2).for_each(|n| s.serve(n));
+        offered(1)
+    });
+    assert!(made, "{}", s.w.state());
+    s.hear(1);
+    s.keep();
+    assert!(!offered(1), "{}", s.rails_of(1));
+    let lanes = s.w.nodes[1].daemon.borrow().core.groups.lanes();
+    assert_eq!(lanes, 0);
+    s.process(1).borrow_mut().maps = true;
+    s.whole(1000);
+}
