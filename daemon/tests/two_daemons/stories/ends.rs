@@ -61,3 +61,31 @@ fn a_lane_that_a_process_cannot_map() {
     s.process(1).borrow_mut().maps = true;
     s.whole(1000);
 }
+
+/// A helper has looked for the holders of a socket and found none, for the second time. But its process had shut the
+/// connection down before it closed it, and the daemon has read that meanwhile: this is the end that counts, and what is
+/// on the ring arrives.
+#[test]
+fn a_look_for_holders_that_is_told_too_late() {
+    let s = Story::up(0);
+    s.send(1, 100);
+    s.carry();
+    s.recv_all(0);
+    s.carry();
+    let look = || s.w.nodes[1].daemon.borrow_mut().core.idle_ends();
+    let shut = || s.rails_of(1).contains("ends Some(Shut)");
+    look();
+    for late in [false, true] {
+        let found = look();
+        assert_eq!(found.len(), 1, "it is idle");
+        if late {
+            s.shutdown(1);
+            assert!(shut(), "{}", s.rails_of(1));
+        }
+        let d = &mut *s.w.nodes[1].daemon.borrow_mut();
+        d.core
+            .rails(|r| found.iter().for_each(|h| r.not_held(&h.idle)));
+    }
+    assert!(shut(), "{}", s.rails_of(1));
+    s.whole(0);
+}

@@ -355,8 +355,8 @@ impl Story {
 
     /// The daemon reads what its process has said.
     fn hear_process(&self, n: usize) {
-        for _ in 0..20 {
-            self.w.nodes[n].run(&mut Rng(self.w.now.get()));
+        for turn in 0..20 {
+            self.w.nodes[n].run(&mut Rng(self.w.now.get() + turn));
         }
     }
 
