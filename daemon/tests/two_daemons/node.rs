@@ -16,7 +16,7 @@ use underpass_rdma::sim::{self, Rng};
 use underpass_rdma::verbs::*;
 use underpassd::clients::control::Control;
 use underpassd::clients::ids::{ClientId, ConnRef};
-use underpassd::config::{Config, NodeConfig, PeerConfig, RailConfig};
+use underpassd::config::{Config, LimitsConfig, NodeConfig, PeerConfig, RailConfig};
 use underpassd::core::register::Registration;
 use underpassd::core::{Core, Hello};
 use underpassd::dataplane::thread::{Loop, Next};
@@ -99,13 +99,15 @@ pub struct Node {
     /// A child has executed another program without a word to the daemon about its parent's lane, whose slot is free when
     /// the parent ends.
     pub leaks: Cell<bool>,
+    /// For the next daemon.
+    pub limits: RefCell<LimitsConfig>,
 }
 
 pub fn name(n: usize) -> String {
     format!("n{n}")
 }
 
-fn config(n: usize) -> Config {
+fn config(n: usize, limits: LimitsConfig) -> Config {
     let addresses = |n| vec![format!("10.9.0.{}/32", n + 1)];
     let rail = |r| RailConfig {
         device: format!("sim{r}"),
@@ -126,20 +128,21 @@ fn config(n: usize) -> Config {
             addresses: addresses(other),
         }],
         rail: (0..RAILS).map(rail).collect(),
+        limits,
         ..Config::default()
     }
 }
 
 impl Daemon {
     fn new(
-        n: usize,
+        config: Config,
         machine: &Arc<Machine>,
         verbs: &sim::Node,
         records: &Arc<Records>,
         alone: bool,
     ) -> Daemon {
         let system = machine.clone();
-        let mut core = Core::new(config(n), records.clone(), system, Some(verbs.clone()));
+        let mut core = Core::new(config, records.clone(), system, Some(verbs.clone()));
         let plane = core.rails.clone().expect("peers");
         let (stale, _) = mpsc::unbounded_channel();
         let served = Loop::new(plane, stale, alone).expect("descriptors");
@@ -198,7 +201,8 @@ fn device(verbs: &sim::Node, rail: usize) -> SysDevice {
 impl Node {
     pub fn new(n: usize, verbs: sim::Node, records: &Arc<Records>, rng: &mut Rng) -> Node {
         let machine = Arc::new(Machine::new(rng.next_u64()));
-        let daemon = Daemon::new(n, &machine, &verbs, records, rng.one_in(2));
+        let config = config(n, LimitsConfig::default());
+        let daemon = Daemon::new(config, &machine, &verbs, records, rng.one_in(2));
         Node {
             n,
             machine,
@@ -207,6 +211,7 @@ impl Node {
             daemon: RefCell::new(daemon),
             processes: RefCell::default(),
             leaks: Cell::new(false),
+            limits: RefCell::default(),
         }
     }
 
@@ -218,7 +223,8 @@ impl Node {
     pub fn restart(&self, rng: &mut Rng) {
         self.machine.forget_jobs();
         let alone = rng.one_in(2);
-        let fresh = Daemon::new(self.n, &self.machine, &self.verbs, &self.records, alone);
+        let config = config(self.n, self.limits.borrow().clone());
+        let fresh = Daemon::new(config, &self.machine, &self.verbs, &self.records, alone);
         drop(self.daemon.replace(fresh));
     }
 

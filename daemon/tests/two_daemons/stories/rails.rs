@@ -169,3 +169,28 @@ fn a_data_plane_with_nothing_to_do_sleeps() {
         sleeps(false);
     }
 }
+
+/// A node has no lane left for a connection: the other node's process is told so at once, whichever of the two begins, and
+/// does not wait until the time for making a lane is over.
+#[test]
+fn no_lane_is_left_at_the_other_node() {
+    for n in 0..2 {
+        let s = Story::before();
+        s.w.nodes[n].limits.borrow_mut().lanes = 0;
+        s.w.restart(n);
+        s.hear(n);
+        s.w.nodes[n].connect(&s.w.runtime, &mut s.process(n).borrow_mut());
+        s.until("rails", |s| (0..2).all(|n| s.shows(n, "up true")));
+        s.w.open([PLENTY, PLENTY]);
+        let declined = |e: usize| s.process(e).borrow().declined.clone();
+        let ms = s.until("both are declined", |s| {
+            (0..2).for_each(|e| s.register(e));
+            (0..2).all(|e| !declined(e).is_empty())
+        });
+        assert!(ms < 1_000, "{ms} ms");
+        let once = |r: Reason| std::collections::BTreeMap::from([(r.code(), 1)]);
+        assert_eq!(declined(n), once(Reason::Limit));
+        assert_eq!(declined(1 - n), once(Reason::PeerDeclined));
+        s.whole(1000);
+    }
+}
