@@ -2,8 +2,9 @@
 
 use crate::bench::*;
 use crate::sides::*;
-use lane::abi::{rx, tx};
+use lane::abi::{rx, tx, RxWord};
 use std::sync::atomic::Ordering::Relaxed;
+use underpass_rdma::engine::Config;
 use underpass_rdma::sim::Faults;
 use underpass_rdma::wire::Body;
 
@@ -70,6 +71,52 @@ fn notified_of_requests() {
             from: c(400)
         })
     );
+}
+
+/// A lane waits because so many bytes are in flight: whoever sleeps is woken when there is room again, and not only by the
+/// next look at all lanes.
+#[test]
+fn woken_for_room() {
+    let config = Config {
+        window: 2000,
+        ..calm(true)
+    };
+    let mut s = Side::new(Bench::new(config, 1));
+    s.up();
+    arm(&mut s);
+    s.b.world.set_wire(0, false);
+    s.put(RING, 0, 2000);
+    assert_eq!(woken_when_mended(&mut s), (true, true));
+}
+
+/// The same of a lane whose next ring waits for its own requests to be done, also if something else could be said.
+#[test]
+fn woken_for_a_ring() {
+    for says in [false, true] {
+        let mut s = up();
+        s.sender(e(1), tx::RESUMED);
+        s.peer_ready(e(2));
+        arm(&mut s);
+        s.b.world.set_wire(0, false);
+        s.reader(e(1), rx::READY);
+        assert_eq!(arm(&mut s), (vec![], false), "nothing waits yet");
+        if says {
+            let word = RxWord::new(e(1), rx::READY | rx::WANT_DOWN);
+            s.b.app().rx[0].word.store(word, Relaxed);
+        }
+        s.ask(e(2), loc(4, 12), 0);
+        assert_eq!(woken_when_mended(&mut s), (true, true), "says {says}");
+    }
+}
+
+/// Whether the caller has to arm once more before it sleeps, and is woken when the wire is mended.
+fn woken_when_mended(s: &mut Side) -> (bool, bool) {
+    let (_, news) = arm(s);
+    assert_eq!(s.b.world.notified(0), []);
+    s.b.world.set_wire(0, true);
+    s.b.now += MS;
+    s.b.world.run_until(s.b.now);
+    (news, !s.b.world.notified(0).is_empty())
 }
 
 /// A handshake is looked at every two milliseconds, and otherwise all lanes every 20, at most.
