@@ -98,6 +98,19 @@ fn pieces() {
     }
 }
 
+/// A lane is told of twice before the next poll: it has one turn all the same, as a lane that is alone.
+#[test]
+fn one_turn_at_a_time() {
+    let mut s = up(Config {
+        budget: 1000,
+        ..calm(true)
+    });
+    (0..2).for_each(|_| s.b.pair.gate(s.id, false));
+    s.put(RING, 0, 10_000);
+    let heads: Vec<u64> = s.heard().iter().filter_map(head).collect();
+    assert_eq!(heads, [4000, 8000, 10_000]);
+}
+
 /// Nothing more is posted while the window is full; it goes on when requests are done.
 #[test]
 fn the_window() {
