@@ -128,6 +128,32 @@ fn abandoned() {
     assert_eq!(s.fault(), None);
 }
 
+/// The pair is given up while an application waits for an answer, of a peer whose reader has closed meanwhile: it gets one.
+#[test]
+fn abandoned_while_asking() {
+    let mut s = fresh();
+    s.peer_ready(e(1));
+    s.ask(e(1), RING, 0);
+    s.says.rx_flags = rx::CLOSED;
+    s.snapshot();
+    s.b.pair.abandon(&mut s.b.host);
+    let shown = s.shown();
+    assert!(shown.epoch() == e(1) && shown.has(rx::REVOKED), "{shown:?}");
+    assert_eq!(s.fault(), None);
+}
+
+/// Of a lane that is being removed nothing is reported but its end.
+#[test]
+fn removed_while_finishing() {
+    for mut s in [up(), fresh()] {
+        s.b.happened();
+        s.b.pair.finish(s.id);
+        s.b.pair.remove(s.id);
+        s.b.settle();
+        assert_eq!(s.b.happened(), []);
+    }
+}
+
 /// The end of a lane is not said at every turn, nor again when it is removed again.
 #[test]
 fn removed_twice() {
