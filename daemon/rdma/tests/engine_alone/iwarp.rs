@@ -154,3 +154,17 @@ fn another_one_follows() {
         "{said:?}"
     );
 }
+
+/// The peer's queue pair is gone before the handshake is through: the link is given up at once, and the peer is told so.
+#[test]
+fn a_handshake_that_is_refused() {
+    let mut b = bench(calm(true));
+    let link = b.offered().link;
+    let end = b.peer.end(link, 0);
+    b.says(Control::QpAnswer(end));
+    assert_eq!(b.pair.links().len(), 1, "the peer takes its time");
+    b.peer.destroy(link);
+    b.settle();
+    assert_eq!(b.pair.links().len(), 0);
+    assert!(b.controls().contains(&Control::QpDead { link }));
+}
