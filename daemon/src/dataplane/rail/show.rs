@@ -1,7 +1,6 @@
 //! What the tools are shown of the rails.
 
 use super::incarnation::Node;
-use super::lanes::{Ending, Lane};
 use super::{Key, Rails};
 use crate::clients::ids::ConnRef;
 use underpass_admin::{RailLinks, RailRow, RailStats};
@@ -67,12 +66,6 @@ impl<V: Provider> Rails<V> {
 }
 
 impl<V: Provider> Rails<V> {
-    /// Is there a lane that its process has finished with, but the daemon has not?
-    pub fn has_orphans(&self) -> bool {
-        let over = |l: &Lane| l.ending == Some(Ending::Over);
-        self.lanes.values().any(over)
-    }
-
     /// Is there no lane: none being made, in use, or being closed?
     pub fn is_empty(&self) -> bool {
         let busy = |n: &Node<V>| !n.lanes.is_empty() || !n.making.is_empty();
