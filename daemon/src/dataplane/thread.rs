@@ -284,4 +284,45 @@ mod tests {
         assert!(alarm.by(next) && !rings(&set, 0));
         assert!((0..3).any(|_| rings(&set, 500)) && Machine.now() >= next);
     }
+
+    /// A data plane without devices, of one peer.
+    fn plane() -> Arc<DataPlane<Ibv>> {
+        let (own, peers) = ("a".into(), ["b".into()]);
+        let rails = Rails::new(Arc::new(Machine), None, &[], &own, peers.into_iter());
+        Arc::new(DataPlane::new(Arc::new(Machine), rails))
+    }
+
+    /// Whether this comes to its end, which it does in much less time than this waits.
+    fn returns(act: impl FnOnce() + Send + 'static) -> bool {
+        let (done, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            act();
+            let _ = done.send(());
+        });
+        told.recv_timeout(std::time::Duration::from_secs(30))
+            .is_ok()
+    }
+
+    /// It sleeps no longer than until something is due: nothing else wakes it here.
+    #[test]
+    fn sleeps_until_something_is_due() {
+        let (stale, _) = tokio::sync::mpsc::unbounded_channel();
+        assert!(returns(|| {
+            let mut served = Loop::new(plane(), stale, true).expect("descriptors");
+            let slept = Machine.now();
+            (0..4).for_each(|_| assert!(served.turn()));
+            assert!(Machine.now() > slept + 50 * MS, "it does sleep");
+        }));
+    }
+
+    /// The daemon ends while its data plane sleeps.
+    #[test]
+    fn a_thread_that_is_to_end() {
+        let (stale, _) = tokio::sync::mpsc::unbounded_channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let runtime = runtime.expect("a runtime");
+        let _inside = runtime.enter();
+        let thread = Thread::start(&plane(), stale).expect("a thread");
+        assert!(returns(move || drop(thread)));
+    }
 }
