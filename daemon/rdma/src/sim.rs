@@ -13,7 +13,7 @@ mod objects;
 
 pub use objects::{Cq, Device, Mr, Node, Pd, Qp};
 
-use crate::verbs::{Completion, Live, Memory};
+use crate::verbs::{Completion, DeviceEvent, Live, Memory};
 use net::{Event, QpState};
 use std::cell::{Ref, RefCell, RefMut};
 use std::cmp::Reverse;
@@ -103,6 +103,9 @@ struct Port {
     rail: usize,
     index: u64,
     gone: bool,
+    /// What it reports, and the descriptor that tells of that.
+    reports: VecDeque<DeviceEvent>,
+    fd: Option<OwnedFd>,
 }
 
 struct MrState {
@@ -126,12 +129,38 @@ struct CqState {
     fd: Option<OwnedFd>,
 }
 
+/// Makes an eventfd readable.
+const ONE: [u8; 8] = 1u64.to_ne_bytes();
+
+fn eventfd() -> Option<OwnedFd> {
+    use rustix::event::{eventfd, EventfdFlags};
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()
+}
+
 impl CqState {
     fn notify(&mut self) {
         (self.armed, self.notified) = (None, true);
         if let Some(fd) = &self.fd {
-            let _ = rustix::io::write(fd, &1u64.to_ne_bytes()); // EAGAIN: it is readable already
+            let _ = rustix::io::write(fd, &ONE); // EAGAIN: it is readable already
         }
+    }
+}
+
+impl Port {
+    fn next_report(&mut self) -> Option<DeviceEvent> {
+        let next = self.reports.pop_front();
+        if let (None, Some(fd)) = (next, &self.fd) {
+            let _ = rustix::io::read(fd, &mut [0u8; 8]); // EAGAIN: there was nothing
+        }
+        next
+    }
+}
+
+impl Inner {
+    fn port_of(&mut self, node: usize, rail: usize) -> Option<&mut Port> {
+        self.ports
+            .iter_mut()
+            .find(|p| (p.node, p.rail) == (node, rail))
     }
 }
 
@@ -147,6 +176,8 @@ impl World {
                     rail,
                     index,
                     gone: false,
+                    reports: VecDeque::new(),
+                    fd: None,
                 });
             }
         }
@@ -189,9 +220,26 @@ impl World {
         }
     }
 
-    /// Completion queues that are created from now on have descriptors to sleep on.
+    /// Devices have descriptors to sleep on, and so have completion queues that are created from now on.
     pub fn with_descriptors(&self) {
-        self.get_mut().descriptors = true;
+        let mut w = self.get_mut();
+        w.descriptors = true;
+        w.ports.iter_mut().for_each(|p| p.fd = eventfd());
+    }
+
+    /// Numbers of a device's queue pairs.
+    pub fn qps(&self, node: usize, rail: usize) -> Vec<u32> {
+        let w = self.get();
+        let of = |(_, q): &(&u32, &QpState)| q.node == node && q.rail == rail;
+        w.qps.iter().filter(of).map(|q| *q.0).collect()
+    }
+
+    /// A node's device reports something.
+    pub fn report(&self, node: usize, rail: usize, event: DeviceEvent) {
+        if let Some(p) = self.get_mut().port_of(node, rail) {
+            p.reports.push_back(event);
+            let _ = p.fd.as_ref().map(|fd| rustix::io::write(fd, &ONE)); // EAGAIN: it is readable
+        }
     }
 
     /// From now on a node's device refuses to destroy queue pairs.

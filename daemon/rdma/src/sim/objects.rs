@@ -4,7 +4,6 @@ use super::net::{Posted, QpState, Work};
 use super::{CqState, Inner, MrState, World};
 use crate::verbs::*;
 use lane::num;
-use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, RawFd};
@@ -185,11 +184,15 @@ impl crate::verbs::Device<Node> for Device {
     }
 
     fn poll_event(&self) -> Result<Option<DeviceEvent>, Error> {
-        Ok(None)
+        let mut w = self.world.get_mut();
+        Ok(w.port_of(self.node, self.rail)
+            .and_then(super::Port::next_report))
     }
 
     fn event_fd(&self) -> Option<RawFd> {
-        None
+        let mut w = self.world.get_mut();
+        let port = w.port_of(self.node, self.rail)?;
+        port.fd.as_ref().map(AsRawFd::as_raw_fd)
     }
 
     fn alloc_pd(&self) -> Result<Pd, Error> {
@@ -210,8 +213,7 @@ impl crate::verbs::Device<Node> for Device {
         let mut w = self.world.get_mut();
         w.present(self.node, self.rail)?;
         let id = w.id();
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let fd = w.descriptors.then(|| rustix::event::eventfd(0, flags).ok());
+        let fd = w.descriptors.then(super::eventfd);
         let state = CqState {
             node: self.node,
             entries: entries as usize,

@@ -4,6 +4,7 @@
 use super::*;
 use std::cell::Cell;
 use underpass_admin::RailStats;
+use underpass_rdma::verbs::DeviceEvent;
 
 impl Story {
     /// Time passes until this is so; how many ms that takes.
@@ -84,6 +85,42 @@ fn what_is_kept_for_a_lost_node_goes() {
         s.rest(1_000);
         assert!(!kept(&s), "{}", s.w.state());
         assert!(s.shows(1, "incarnation 2"), "{}", s.rails_of(1));
+    }
+}
+
+/// A device reports that its port carries nothing any more, or that a queue pair has failed: lanes are off it at once, and
+/// not only when something that was sent has been missed for too long.
+#[test]
+fn what_a_device_reports_counts_at_once() {
+    for port in [true, false] {
+        let s = Story::up(0);
+        s.send(1, 1000);
+        s.carry();
+        s.recv_all(0);
+        let links = |n: usize| {
+            let d = s.w.nodes[n].daemon.borrow();
+            let parts = d.core.rails.as_ref().unwrap().lock().counts();
+            parts.iter().map(|p| p.links_failed).sum::<u64>()
+        };
+        s.w.set_wire(0, false);
+        match port {
+            true => s.w.verbs.report(1, 0, DeviceEvent::PortDown(1)),
+            false => {
+                let all = s.w.verbs.qps(1, 0);
+                assert_eq!(all.len(), 2, "links of a rail");
+                let failed = |qpn: &u32| s.w.verbs.report(1, 0, DeviceEvent::QpError(*qpn));
+                all.iter().for_each(failed);
+            }
+        }
+        assert_eq!(links(1), 0);
+        s.carry();
+        assert_eq!((links(0), links(1)), (2, 2), "{}", s.w.state());
+        assert_eq!(s.shows(1, "rails 1"), port, "{}", s.rails_of(1));
+        s.send(1, 1000);
+        s.carry();
+        s.recv_all(0);
+        assert_eq!(s.got(), 2000);
+        s.whole(0);
     }
 }
 
