@@ -8,6 +8,7 @@ mod down;
 mod takeover;
 mod up;
 
+pub use down::Awaited;
 pub use takeover::{claim, is_asked, is_done, release, Adopted};
 
 use super::mem::{copy_in, Iov, Memory, Ring};

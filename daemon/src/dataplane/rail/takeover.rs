@@ -13,7 +13,7 @@ use crate::lanes::sock::{disconnect, unread, Sock};
 use crate::os::fds::Foreign;
 use crate::os::system::System;
 use lane::abi::{marks, rx, tx, Epoch, TcpPos, TxPhase, TxWord};
-use lane::half::tx::{claim, is_done, mode, release, Adopted};
+use lane::half::tx::{claim, is_done, mode, release, Adopted, Awaited};
 use lane::half::{Memory, TxState};
 use lane::proto::reason::Reason;
 use std::os::fd::AsFd;
@@ -381,19 +381,19 @@ enum Reader {
 }
 
 impl Takeover {
-    /// (With bytes from before the switch unread on TCP, a frame would lie behind them, in the way of the socket's next
-    /// owner.)
     fn reader(&mut self, m: &Memory<'_>, now: u64) -> Reader {
-        let unread = self.tx.unread(m).is_ok_and(|n| n > 0);
+        let awaited = match self.tx.is_up() {
+            // (The next attempt fails if the end's words are wrong.)
+            true => self.tx.awaited(m).unwrap_or(Awaited::Nothing),
+            false => Awaited::Bytes,
+        };
         let at = self.tx.consumed();
-        let past = m.peer_rx().word.load(Acquire).has(rx::PAST); // our own word
-        let there = self.tx.is_up() && self.tx.has_landed(m) && past;
-        if !there || at != self.read.0 {
+        if awaited == Awaited::Bytes || at != self.read.0 {
             self.read = (at, now);
         }
-        match (there, unread) {
-            (true, false) => Reader::Done,
-            (true, true) if now >= self.read.1 + READ_NS => Reader::Rests,
+        match awaited {
+            Awaited::Nothing => Reader::Done,
+            Awaited::Reader if now >= self.read.1 + READ_NS => Reader::Rests,
             _ => Reader::Reads,
         }
     }

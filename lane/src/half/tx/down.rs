@@ -11,6 +11,17 @@ use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
 use core::task::Poll;
 
+/// What the announcement of a stream's end waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// It can be made.
+    Nothing,
+    /// All bytes are there, and the receiver reads the ring, but has not read all of them.
+    Reader,
+    /// Bytes on their way, or the receiver on its way to the ring.
+    Bytes,
+}
+
 impl TxState {
     pub(super) fn answer(
         &self,
@@ -287,16 +298,14 @@ impl TxState {
             },
             _ => return self.look(m, port),
         }
-        let head = self.head.load(Relaxed);
-        // (What is unread is for TCP, in case that the receiver leaves: nobody could put it there later.)
-        let there = self.has_landed(m) && self.refresh(m)? == head;
-        let word = m.peer_rx().word.load(Acquire);
-        if !there || !word.has(rx::PAST) {
+        if self.awaited(m)? != Awaited::Nothing {
+            let word = m.peer_rx().word.load(Acquire);
             return match self.is_quiet(word) {
                 true => Ok(Progress::Blocked),
                 false => self.answer(m, port, word),
             };
         }
+        let head = self.head.load(Relaxed);
         self.frame_done.store(0, Relaxed);
         self.frame_kind.store(1, Relaxed);
         self.frame_rest.store(0, Relaxed);
@@ -306,6 +315,19 @@ impl TxState {
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
         self.drain(m, port)
+    }
+
+    /// Across nodes, on the ring: what the frame about the end of the stream has to wait for.
+    pub fn awaited(&self, m: &Memory) -> Result<Awaited, Reason> {
+        // (What is unread is for TCP, in case that the receiver leaves: nobody could put it there later. With bytes from
+        // before the switch unread on TCP, the frame would lie behind them, in the way of the socket's next owner.)
+        let unread = self.unread(m)? > 0;
+        let past = m.peer_rx().word.load(Acquire).has(rx::PAST);
+        Ok(match (self.has_landed(m) && past, unread) {
+            (true, false) => Awaited::Nothing,
+            (true, true) => Awaited::Reader,
+            (false, _) => Awaited::Bytes,
+        })
     }
 
     /// Across nodes: can the receiver see all bytes of the ring?
