@@ -344,8 +344,9 @@ impl<V: Provider> Core<V> {
     }
 
     /// A process moves to a family table of its own, in which its connections keep their indices.
-    fn moved(&mut self, id: ClientId, table: Foreign, bytes: u64) -> Result<(), Violation> {
+    fn moved(&mut self, id: ClientId, fds: Vec<Foreign>, bytes: u64) -> Result<(), Violation> {
         let now = self.now();
+        let table = only(fds, "a table that is none, or not alone")?;
         let ident = memfd::check_fixed(&table, TABLE_BYTES);
         let ident = ident.filter(|_| bytes == TABLE_BYTES as u64);
         let ident = ident.ok_or(Violation("a family table that is none"))?;
@@ -437,18 +438,12 @@ impl<V: Provider> Core<V> {
                 lane,
                 sender,
             } => self.take_over(id, (group, lane), (side, sender))?,
-            ToDaemon::Moved { table_bytes } => {
-                let table = only(fds, "a table that is none, or not alone")?;
-                self.moved(id, table, table_bytes)?;
-            }
+            ToDaemon::Moved { table_bytes } => self.moved(id, fds, table_bytes)?,
             ToDaemon::WantChunk { group, side } => {
                 self.groups.want_chunk(id, group, side, &mut out)?
             }
             ToDaemon::GroupFailed { group, side } => {
-                self.event(id, &format!("cannot map link group {group:#x}"));
-                trouble = (Reason::Memory, RETRY_TROUBLE_MS);
-                self.groups.group_failed(id, group, side, &mut out)?;
-                self.rails(|r| r.group_failed(id, group));
+                trouble = self.group_failed(id, (group, side), &mut out)?;
             }
             ToDaemon::Reset { conn, gen, reason } => self.was_reset(who(conn, gen), reason),
             ToDaemon::FuseBlown {} => self.fuse_blown(id),

@@ -202,6 +202,19 @@ impl<V: Provider> Core<V> {
         self.busy_changed();
     }
 
+    /// A process cannot map a link group. Returns what ends of its lanes are told.
+    pub(super) fn group_failed(
+        &mut self,
+        id: ClientId,
+        (group, side): (u64, u8),
+        out: &mut Out,
+    ) -> Result<(Reason, u32), Violation> {
+        self.event(id, &format!("cannot map link group {group:#x}"));
+        self.groups.group_failed(id, group, side, out)?;
+        self.rails(|r| r.group_failed(id, group));
+        Ok((Reason::Memory, RETRY_TROUBLE_MS))
+    }
+
     /// A process gives us a copy of the socket of a lane to another node.
     pub(super) fn lane_held(
         &mut self,

@@ -56,8 +56,12 @@ fn a_lane_that_a_process_cannot_map() {
     s.hear(1);
     s.keep();
     assert!(!offered(1), "{}", s.rails_of(1));
-    let lanes = s.w.nodes[1].daemon.borrow().core.groups.lanes();
-    assert_eq!(lanes, 0);
+    {
+        let core = &s.w.nodes[1].daemon.borrow().core;
+        assert_eq!(core.groups.lanes(), 0);
+        let log = core.events.lines(|_| true).concat();
+        assert!(log.contains("cannot map link group"), "{log}");
+    }
     s.process(1).borrow_mut().maps = true;
     s.whole(1000);
 }
