@@ -111,6 +111,26 @@ pub(super) struct Link<P: Provider> {
     pub known: bool,
 }
 
+/// A completion queue, and a queue pair with room for so many requests and receive buffers. (In this order: what is
+/// declared last is dropped first.)
+fn queues<P: Provider>(
+    rail: &Rail<P::Device>,
+    pd: &P::Pd,
+    (sends, depth): (u32, u16),
+) -> Result<(P::Cq, P::Qp), Error> {
+    let cq = rail.device.create_cq(sends + u32::from(depth) + 2)?;
+    let caps = |inline: usize| QpCaps {
+        send_requests: sends,
+        recv_buffers: u32::from(depth),
+        inline_bytes: num::small(inline),
+    };
+    // Devices that accept no larger inline messages get small pieces as writes, like all others.
+    let qp = pd
+        .create_qp(&cq, &cq, caps(LEN + DATA_MAX))
+        .or_else(|_| pd.create_qp(&cq, &cq, caps(LEN)))?;
+    Ok((cq, qp))
+}
+
 impl<P: Provider> Link<P> {
     /// A queue pair that can receive, not connected.
     pub(super) fn new(
@@ -123,16 +143,7 @@ impl<P: Provider> Link<P> {
     ) -> Result<Self, Error> {
         let depth = config.depth.max(4);
         let sends = config.sends.max(8);
-        let cq = rail.device.create_cq(sends + u32::from(depth) + 2)?;
-        let caps = |inline: usize| QpCaps {
-            send_requests: sends,
-            recv_buffers: u32::from(depth),
-            inline_bytes: num::small(inline),
-        };
-        // Devices that accept no larger inline messages get small pieces as writes, like all others.
-        let qp = pd
-            .create_qp(&cq, &cq, caps(LEN + DATA_MAX))
-            .or_else(|_| pd.create_qp(&cq, &cq, caps(LEN)))?;
+        let (cq, qp) = queues::<P>(rail, pd, (sends, depth))?;
         let buffers = Mapping::anonymous(usize::from(depth) * SLOT).map_err(|_| Error::NoMemory)?;
         let buffers = Arc::new(buffers);
         let recv_mr = pd.register(buffers.clone(), Access::LocalWrite)?;
