@@ -118,7 +118,34 @@ fn words_of_an_end() {
         let r = taken(|_, c| c.tx[L].loc[0].store(at, Relaxed));
         assert_eq!(r, (Err(Reason::Internal), 0));
     }
-    // Bytes on TCP that nobody has announced, or more than were.
+    // More than the ring holds, if the one before is to be believed.
+    let r = taken(|_, c| {
+        let log2 = 22;
+        let at = Loc {
+            chunk: 1,
+            page: 0,
+            log2,
+        };
+        c.tx[L].loc[1].store(at.word(), Relaxed);
+        c.heads[L].store(Cursor::new(1 << 20), Relaxed);
+    });
+    assert_eq!(r, (Err(Reason::Internal), LEN as u64));
+    // Phases that are no phases, and epochs that nobody has granted.
+    for state in [
+        TxWord::default(),
+        TxWord::new(FIRST, tx::DOWN),
+        TxWord::new(FIRST, TxPhase::from_raw(77)),
+        TxWord::new(SECOND, tx::UP),
+        TxWord::from_raw(u64::MAX),
+    ] {
+        let (r, n) = taken(|_, c| c.tx[L].state.store(state, Relaxed));
+        assert_eq!((r, n), (Ok(false), 0));
+    }
+}
+
+/// Bytes on TCP that nobody has announced, or more than were.
+#[test]
+fn bytes_of_an_end() {
     let begun = |n, what, at| {
         taken(move |w, c| {
             put(w, n);
@@ -159,29 +186,6 @@ fn words_of_an_end() {
         (Err(Reason::Foreign), 0),
         "seven bytes more than it says"
     );
-    // More than the ring holds, if the one before is to be believed.
-    let r = taken(|_, c| {
-        let log2 = 22;
-        let at = Loc {
-            chunk: 1,
-            page: 0,
-            log2,
-        };
-        c.tx[L].loc[1].store(at.word(), Relaxed);
-        c.heads[L].store(Cursor::new(1 << 20), Relaxed);
-    });
-    assert_eq!(r, (Err(Reason::Internal), LEN as u64));
-    // Phases that are no phases, and epochs that nobody has granted.
-    for state in [
-        TxWord::default(),
-        TxWord::new(FIRST, tx::DOWN),
-        TxWord::new(FIRST, TxPhase::from_raw(77)),
-        TxWord::new(SECOND, tx::UP),
-        TxWord::from_raw(u64::MAX),
-    ] {
-        let (r, n) = taken(|_, c| c.tx[L].state.store(state, Relaxed));
-        assert_eq!((r, n), (Ok(false), 0));
-    }
 }
 
 /// What a dead daemon's words say, bytes of whatever begun on TCP.
