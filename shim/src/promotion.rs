@@ -250,12 +250,7 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     if group.is_remote() && !daemon::lane_held(group, lane_no, l.fd.load(Relaxed)) {
         return refuse(Reason::TimeoutDaemon, 50); // the ring is freed at the slot's next use
     }
-    c.tag.store(tag, Relaxed);
-    c.epoch.store(epoch, Relaxed);
-    c.group.store(group.id.load(Relaxed), Relaxed);
-    c.side.store(group.side.load(Relaxed), Relaxed);
-    c.lane.store(lane_no, Relaxed);
-    c.owner_pid.store(pids::me(), Relaxed);
+    enter(c, group, lane_no, (epoch, tag));
     l.group
         .store(core::ptr::from_ref(group) as *mut LinkGroup, Release);
     l.verified.store(0, Relaxed);
@@ -268,6 +263,16 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     ready_locked(i, c, l);
     waiters::look(i);
     true
+}
+
+/// Writes down which lane the connection has.
+fn enter(c: &Conn, group: &LinkGroup, lane_no: u32, (epoch, tag): (Epoch, u64)) {
+    c.tag.store(tag, Relaxed);
+    c.epoch.store(epoch, Relaxed);
+    c.group.store(group.id.load(Relaxed), Relaxed);
+    c.side.store(group.side.load(Relaxed), Relaxed);
+    c.lane.store(lane_no, Relaxed);
+    c.owner_pid.store(pids::me(), Relaxed);
 }
 
 /// The connection has its lane: it is not registered any more, nor lent to another program, because the daemon has found

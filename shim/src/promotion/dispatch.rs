@@ -5,6 +5,7 @@ use crate::daemon::{reply, Fds};
 use crate::promotion::{self, family};
 use crate::state::groups::{self, LinkGroup};
 use crate::sys;
+use lane::abi::Epoch;
 use lane::num;
 use lane::proto::msg::{ToDaemon, ToShim};
 
@@ -55,20 +56,7 @@ pub fn said(m: ToShim, fds: &mut Fds) {
             gen,
             epoch,
             tag,
-        } => {
-            let attach = |l: &LinkGroup| {
-                (
-                    promotion::attach(l, lane, conn, gen, epoch, tag),
-                    l.peer.control().is_some(),
-                )
-            };
-            match on(group, side, attach) {
-                Some((true, _)) => {}
-                // The first file of the peer's area was not mapped.
-                Some((false, false)) => reply(&ToDaemon::GroupFailed { group, side }),
-                _ => reply(&ToDaemon::LaneRefused { group, side, lane }),
-            }
-        }
+        } => offered((group, side), (lane, conn, gen), epoch, tag),
         ToShim::PeerGone { group, side } => {
             on(group, side, LinkGroup::gone);
         }
@@ -91,6 +79,22 @@ pub fn said(m: ToShim, fds: &mut Fds) {
         } => {
             on(group, side, |l| promotion::given_back(l, lane, conn, gen));
         }
+    }
+}
+
+/// A lane is offered for a connection.
+fn offered((group, side): (u64, u8), (lane, conn, gen): (u32, u32, u32), epoch: Epoch, tag: u64) {
+    let attach = |l: &LinkGroup| {
+        (
+            promotion::attach(l, lane, conn, gen, epoch, tag),
+            l.peer.control().is_some(),
+        )
+    };
+    match on(group, side, attach) {
+        Some((true, _)) => {}
+        // The first file of the peer's area was not mapped.
+        Some((false, false)) => reply(&ToDaemon::GroupFailed { group, side }),
+        _ => reply(&ToDaemon::LaneRefused { group, side, lane }),
     }
 }
 
