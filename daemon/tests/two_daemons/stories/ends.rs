@@ -1,5 +1,6 @@
 //! Lanes whose process has finished with them, or never takes them.
 
+use super::takeover::FRAME;
 use super::*;
 use lane::abi::takeover;
 
@@ -36,6 +37,32 @@ fn the_end_comes_as_soon_as_all_is_read() {
         assert_eq!(taken(), takeover::DONE, "within a millisecond");
         s.whole(0);
     }
+}
+
+/// The other end has shut down, and this one reads slowly and answers meanwhile: it reads all of it from the ring, and only
+/// the end is said on TCP.
+#[test]
+fn who_reads_slowly_reads_on() {
+    let s = Story::up(0);
+    let fd = s.descriptor(1);
+    assert!(s.ready(1));
+    s.carry();
+    s.try_up(0);
+    s.carry();
+    s.look(0).unwrap();
+    s.send(1, 1000);
+    s.carry();
+    s.shutdown(1);
+    for _ in 0..10 {
+        s.recv(0, 100);
+        s.send(0, 10);
+        (0..2).for_each(|_| s.carry());
+    }
+    assert_eq!(s.got(), 1000);
+    s.keep();
+    assert_eq!(s.on_tcp(&fd), FRAME);
+    drop(fd);
+    s.whole(0);
 }
 
 /// A process cannot map the other end's memory, and says so when it is offered a lane: nothing of the lane stays in either
