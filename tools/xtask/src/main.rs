@@ -7,6 +7,7 @@
 
 mod build;
 mod checks;
+mod deb;
 mod elf;
 mod image;
 mod package;
@@ -51,6 +52,7 @@ task TARGET [arguments]
 
   build         release programs and the shim, in target/underpass
   image         an OCI image of the daemon, target/underpass/image.tar
+  deb           a package for Debian, target/underpass/underpass_VERSION_amd64.deb
   demo          TCP and Underpass side by side, then a transfer through a daemon's death
   test          build, model, unit, engine, loom, integration; one summary
   lint          formatting, clippy, rustdoc, dependencies
@@ -87,6 +89,7 @@ fn main() -> ExitCode {
     match task.as_str() {
         "build" => code(built()),
         "image" => code(built() && made("image", image::make(&tree))),
+        "deb" => code(built() && made("deb", deb::make(&tree))),
         "demo" => code(built() && program(&tree, "demo", &rest)),
         "bench" => code(built() && program(&tree, "bench", &rest)),
         "bench-quick" => {
