@@ -1,7 +1,7 @@
 # Every target does its own preparation; README.md has a table of what each contains.
 TASK = cargo run --quiet -p xtask --
 
-.PHONY: all deps build demo test lint dependencies compilers miri asan symbols model unit engine mutants loom integration containers cluster soak suites suites-full programs lab full bench bench-quick bench-lab image deb ci
+.PHONY: all deps build demo test lint dependencies compilers miri asan symbols model unit engine mutants loom integration containers cluster soak suites suites-full programs lab full bench bench-quick bench-lab image deb packaging ci
 all: build
 
 # Debian packages and the zig linker, only what is missing.
@@ -15,7 +15,7 @@ programs:
 	@tools/install-deps.sh programs
 	@$(TASK) $@ $(ARGS)
 
-image cluster:
+image cluster packaging:
 	@tools/install-deps.sh image
 	@$(TASK) $@ $(ARGS)
 

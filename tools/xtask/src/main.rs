@@ -69,6 +69,7 @@ task TARGET [arguments]
   integration   real programs under the shim (arguments: names of tests)
   containers    containers of a real runtime that the daemon gives the shim (arguments: names of tests)
   cluster       pods of a real Kubernetes cluster (arguments: names of tests); the first time, it is built (6 min)
+  packaging     image and package, each made, and used where nothing else is changed (arguments: names of tests)
   lab           virtual machines with RDMA rails (arguments: names of tests)
   suites        other people's test suites, those that are quick (arguments: names of suites)
   suites-full   all of them, in all modes; writes the table in docs/compatibility.md
@@ -118,8 +119,14 @@ fn main() -> ExitCode {
         "integration" => steps::run(&tree, vec![build_step(), integration(&tree, &rest)]),
         "containers" => steps::run(&tree, vec![build_step(), containers(&tree, &rest)]),
         "cluster" => {
-            let all = cluster(&tree, &rest);
-            steps::run(&tree, [vec![build_step()], all].concat())
+            let image = made_here(&tree, "image");
+            let tests = cluster(&tree, &rest);
+            steps::run(&tree, vec![build_step(), kubernetes(&tree), image, tests])
+        }
+        "packaging" => {
+            let [image, deb] = ["image", "deb"].map(|n| made_here(&tree, n));
+            let tests = packaging(&tree, &rest);
+            steps::run(&tree, vec![build_step(), image, deb, tests])
         }
         "lab" => steps::run(&tree, vec![build_step(), lab(&tree, &rest)]),
         "test" => steps::run(&tree, test(&tree)),
@@ -223,7 +230,10 @@ fn ci(tree: &Tree) -> Vec<Step> {
     let mut all = lint(tree);
     all.extend(checks::compilers(tree));
     all.extend(test(tree));
-    all.extend(cluster(tree, &[]));
+    all.push(kubernetes(tree));
+    all.extend(["image", "deb"].map(|n| made_here(tree, n)));
+    all.push(packaging(tree, &[]));
+    all.push(cluster(tree, &[]));
     all.push(suites(tree, &[], false));
     all.push(lab(tree, &[]));
     all
@@ -384,29 +394,49 @@ fn all_programs(tree: &Tree, names: &[String]) -> Vec<Step> {
 fn containers(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test containers --");
     c.args(names);
-    let step = Step::new("containers", Kind::Tests, 100, c);
+    as_root(Step::new("containers", Kind::Tests, 100, c))
+}
+
+/// A step that this program does, as for `make NAME`.
+fn made_here(tree: &Tree, name: &'static str) -> Step {
+    let own = std::env::current_exe().unwrap_or_default();
+    Step::new(
+        name,
+        Kind::Check,
+        30,
+        tree.command(&own.to_string_lossy(), &[name]),
+    )
+}
+
+/// Tests that need root.
+fn as_root(step: Step) -> Step {
     match steps::root() {
         true => step,
-        false => step.skipped("containers need root".into()),
+        false => {
+            let why = format!("{} needs root", step.name);
+            step.skipped(why)
+        }
     }
 }
 
-/// A Kubernetes cluster of one node: its programs are built, once, and the image; the test program runs its tests in order
-/// by itself.
-fn cluster(tree: &Tree, names: &[String]) -> Vec<Step> {
-    let build = tree.command("tools/build-kubernetes.sh", &[]);
-    let image = tree.cargo("run --quiet -p xtask -- image");
+/// A Kubernetes cluster of one node, with the image; the test program runs its tests in order by itself.
+fn cluster(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test cluster --");
     c.args(names);
-    let tests = Step::new("cluster", Kind::Tests, 200, c);
-    vec![
-        Step::new("kubernetes", Kind::Check, 420, build),
-        Step::new("image", Kind::Check, 30, image),
-        match steps::root() {
-            true => tests,
-            false => tests.skipped("a cluster needs root".into()),
-        },
-    ]
+    as_root(Step::new("cluster", Kind::Tests, 200, c))
+}
+
+/// The programs of a cluster; once.
+fn kubernetes(tree: &Tree) -> Step {
+    let build = tree.command("tools/build-kubernetes.sh", &[]);
+    Step::new("kubernetes", Kind::Check, 420, build)
+}
+
+/// What is done with image and package.
+fn packaging(tree: &Tree, names: &[String]) -> Step {
+    let mut c = tree.cargo("test -p underpass-tests --test packaging -- --test-threads=1");
+    c.args(names);
+    as_root(Step::new("packaging", Kind::Tests, 120, c))
 }
 
 /// Virtual machines, booted once; the test program runs its tests in order by itself.
