@@ -51,6 +51,6 @@ done
 rm -rf "$new/apt" "$new/debs" "$new/log"
 if [ -d "$new/usr/share" ]; then
   rm -rf "$new/usr/share/man" "$new/usr/share/locale" "$new/usr/share/lintian" "$new/usr/share/bug"
-  find "$new/usr/share" -path '*/share/doc/*' ! -type d ! -type l ! -name copyright -delete
+  find "$new/usr/share" -path '*/share/doc/*/*' ! -type d ! -name copyright -delete
   find "$new/usr/share" -depth -type d -empty -delete
 fi
