@@ -28,15 +28,12 @@ use tokio::signal::unix::{signal, SignalKind};
 use underpass_admin::{ADMIN_SOCK, CONTROL_SOCK};
 use underpass_ibv::Ibv;
 use underpass_kube::{Learnt, Teller};
-use underpass_pods::place;
 use underpass_pods::policy::PodsConfig;
+use underpass_pods::{left, place};
 
 /// Helpers that look at and close other people's descriptors; each may hang for a while.
 const HELPERS: usize = 1024;
 const SWEEP: Duration = Duration::from_secs(5);
-
-/// Beside the directory that containers see: what was learnt from the Kubernetes API.
-const CLUSTER: &str = "cluster.json";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -266,7 +263,9 @@ impl Pods {
 
 /// What the Kubernetes API says, from now on or, if it is not to be asked, at no time.
 fn learn(config: &Config) -> (Arc<Learnt>, Option<Teller>) {
-    let learnt = Arc::new(Learnt::kept_in(config.pods.dir.with_file_name(CLUSTER)));
+    let learnt = Arc::new(Learnt::kept_in(
+        config.pods.dir.with_file_name(left::CLUSTER),
+    ));
     if !config.kubernetes.api {
         return (learnt, None);
     }

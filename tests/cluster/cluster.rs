@@ -25,13 +25,14 @@ pub const IMAGE: &str = "underpass.test/programs:1";
 const READY: Duration = Duration::from_secs(90);
 const COMMAND: Duration = Duration::from_secs(60);
 
-const PROGRAMS: [&str; 9] = [
+const PROGRAMS: [&str; 10] = [
     "/bin/sh",
     "/bin/sleep",
     "/bin/cat",
     "/bin/ls",
     "/usr/bin/env",
     "/usr/bin/sha256sum",
+    "/usr/bin/head",
     "/usr/bin/redis-server",
     "/usr/bin/redis-cli",
     "/usr/bin/redis-benchmark",

@@ -29,6 +29,7 @@ mod devices;
 mod diag;
 mod out;
 mod peers;
+mod plugin;
 mod pods;
 mod run;
 mod shimlib;
@@ -48,6 +49,9 @@ const SMCSS: &str = "smcss";
 
 /// The command as a whole.
 pub fn main() -> ExitCode {
+    if underpass_nri::launched::is_launched() {
+        return ended(plugin::run());
+    }
     let Cli { dir, command } = Cli::parse_from(arguments(std::env::args_os().collect()));
     let outcome = match command {
         Command::Run(o) => run::run(dir, &o),
@@ -70,6 +74,10 @@ pub fn main() -> ExitCode {
         } => start::detach(&program, &runtime_dir).map(|()| ExitCode::SUCCESS),
         Command::Probe { host, port } => check::probe::run(&host, port),
     };
+    ended(outcome)
+}
+
+fn ended(outcome: Outcome) -> ExitCode {
     outcome.unwrap_or_else(|f| {
         out::complain(&f.message);
         ExitCode::from(f.code)

@@ -29,15 +29,19 @@ impl Cluster {
 
     /// Replaces the file, at once and whole.
     pub fn save(&self, file: &Path) -> io::Result<()> {
-        let new = file.with_extension("new");
-        fs::write(&new, serde_json::to_vec(self)?)?;
-        fs::rename(&new, file)
+        put(file, &serde_json::to_vec(self)?)
     }
 
     pub fn is_init(&self, uid: &str, container: &str) -> bool {
         let names = self.init.get(uid);
         names.is_some_and(|names| names.iter().any(|n| n == container))
     }
+}
+
+pub(crate) fn put(file: &Path, text: &[u8]) -> io::Result<()> {
+    let new = file.with_extension("new");
+    fs::write(&new, text)?;
+    fs::rename(&new, file)
 }
 
 #[cfg(test)]

@@ -17,5 +17,6 @@
 )]
 
 pub mod cluster;
+pub mod left;
 pub mod place;
 pub mod policy;

@@ -16,6 +16,9 @@ const TOOL: &str = "underpass";
 /// The tool's other name: it then behaves like the program of smc-tools.
 const SMCSS: &str = "smcss";
 
+/// Name of the plugin that the runtime starts itself: it is asked before the daemon's own, which then finds its work done.
+const PLUGIN: &str = "98-underpass";
+
 /// How long a daemon that is ending may still hold the directory.
 const LEAVING: Duration = Duration::from_secs(1);
 
@@ -71,7 +74,19 @@ pub fn fill(config: &PodsConfig) -> Result<(), Error> {
     if let Err(e) = fill_tool(config) {
         tracing::warn!("containers have no tool: {e}"); // they do without
     }
+    if let Err(e) = fill_plugin(config) {
+        tracing::warn!("no plugin for when the daemon is away: {e}");
+    }
     copy(&config.library, &config.dir.join(SHIM))
+}
+
+/// (The runtime starts it when it is started itself.)
+fn fill_plugin(config: &PodsConfig) -> Result<(), Error> {
+    if config.plugins.as_os_str().is_empty() {
+        return Ok(());
+    }
+    fs::create_dir_all(&config.plugins).map_err(at(&config.plugins))?;
+    copy(&config.tool, &config.plugins.join(PLUGIN))
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), Error> {
@@ -146,6 +161,7 @@ mod tests {
             dir: t.path().join("a/b"),
             library: t.path().join("lib"),
             tool: t.path().join("tool"),
+            plugins: t.path().join("opt/plugins"),
             ..PodsConfig::default()
         };
         let lock = make(&config.dir).unwrap();
@@ -166,6 +182,7 @@ mod tests {
         assert_ne!(inode(SHIM), first, "running programs have the old one");
         assert_eq!(fs::read(config.dir.join(SHIM)).unwrap(), b"2");
         assert_eq!(fs::read(config.dir.join(SMCSS)).unwrap(), b"t");
+        assert_eq!(fs::read(config.plugins.join(PLUGIN)).unwrap(), b"t");
         assert!(look(&config.dir).is_ok() && look(t.path()).is_err());
         let mode = |name| fs::metadata(config.dir.join(name)).unwrap().mode() & 0o7777;
         assert_eq!((mode(SHIM), mode(TOOL), mode(".")), (0o755, 0o755, 0o755));

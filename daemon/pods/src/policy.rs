@@ -2,7 +2,7 @@
 //! cluster says.
 
 use super::cluster::Cluster;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use underpass_admin::environ;
 use underpass_admin::places::DIR_ENV;
@@ -23,7 +23,7 @@ pub const CONTAINERS: &str = "underpass.io/containers";
 const PRELOAD: &str = "LD_PRELOAD";
 
 /// Pods and what they may ask for. What is in the directory is in `super::place`.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PodsConfig {
     /// The container runtime's NRI socket; empty: no container is given the shim.
@@ -33,6 +33,8 @@ pub struct PodsConfig {
     /// The shim, and the tool as a program without libraries: copied there.
     pub library: PathBuf,
     pub tool: PathBuf,
+    /// The directory of plugins that the runtime starts itself, where the tool is put as one; empty: it is not.
+    pub plugins: PathBuf,
     /// Other annotations that ask for it, as `name=value`.
     pub annotations: Vec<String>,
     /// Handlers of runtime classes whose containers share the node's kernel; the default handler's always do.
@@ -49,6 +51,7 @@ impl Default for PodsConfig {
             dir: "/var/lib/underpass/pods".into(),
             library: "/usr/lib/underpass/libunderpass.so".into(),
             tool: "/usr/lib/underpass/underpass-static".into(),
+            plugins: PathBuf::new(),
             annotations: vec!["network.alibabacloud.com/erdma-smcr=true".into()],
             handlers: ["runc", "crun", "nvidia"].map(String::from).into(),
             include: Vec::new(),

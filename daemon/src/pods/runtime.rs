@@ -9,8 +9,8 @@ use tokio::net::UnixStream;
 use underpass_kube::{Event, Learnt, Teller};
 use underpass_nri::messages::{Adjustment, Configure, Container, PodSandbox};
 use underpass_nri::{serve, Plugin};
-use underpass_pods::place;
 use underpass_pods::policy::{self, Decision, PodsConfig, WhyNot};
+use underpass_pods::{left, place};
 
 /// What the runtime shows; plugins with lower numbers are asked before. (Who sets a variable after another plugin has set it
 /// makes the container fail, so this one comes last, and adds to what it finds.)
@@ -52,9 +52,20 @@ pub(crate) fn start(
         if let Err(e) = &ours.place {
             tracing::error!("no container gets the shim: {e}");
         }
-        rt.block_on(talk_for_ever(&mut ours));
+        let config = ours.config.clone();
+        rt.block_on(async { tokio::join!(leave_for_ever(&config), talk_for_ever(&mut ours)) });
     })?;
     Ok(())
+}
+
+/// Leaves what decisions need for when the daemon is away.
+async fn leave_for_ever(config: &PodsConfig) {
+    loop {
+        if let Err(e) = left::leave(config) {
+            tracing::warn!("what decisions need is not left for when the daemon is away: {e}");
+        }
+        tokio::time::sleep(left::AGAIN).await;
+    }
 }
 
 async fn talk_for_ever(ours: &mut Containers) {
