@@ -4,6 +4,7 @@
 
 pub(crate) mod across;
 pub(crate) mod commands;
+pub mod counters;
 pub(crate) mod events;
 mod expedite;
 mod holders;
@@ -25,6 +26,7 @@ use crate::clients::limits::{Cgroups, Member};
 use crate::clients::notice::Notice;
 use crate::clients::view::{Holder, Snapshot};
 use crate::config::Config;
+use crate::core::counters::Counters;
 use crate::core::events::Events;
 use crate::dataplane::rail::Rails;
 use crate::dataplane::thread::DataPlane;
@@ -60,16 +62,6 @@ pub(crate) const RETRY_UNPROVEN_MS: u32 = 30_000;
 /// Retry after a temporary failure: no memory, a limit, a peer that came and went.
 const RETRY_TROUBLE_MS: u32 = 10_000;
 pub(crate) const RETRY_SOON_MS: u32 = 500;
-
-#[derive(Default)]
-pub struct Counters {
-    pub registered: u64,
-    pub paired: u64,
-    pub declined: u64,
-    /// Ends that were paired with an end on another node.
-    pub paired_across: u64,
-    pub taken_over: u64,
-}
 
 /// `V`: the verbs of lanes to other nodes.
 pub struct Core<V: Provider = Ibv> {
@@ -222,6 +214,7 @@ impl<V: Provider> Core<V> {
                 let id = ClientId(self.next_client);
                 self.next_client += 1;
                 let family = self.families.join(hello.ident, hello.table);
+                self.families.came_from(hello.ident, &process.cgroups);
                 let client = Client {
                     id,
                     proc_id: process.id,
@@ -235,6 +228,7 @@ impl<V: Provider> Core<V> {
                     credits: 0,
                     untold: 0,
                     under_way: HashSet::new(),
+                    registered: HashMap::new(),
                     missed: Vec::new(),
                     commands: self.missed_by(process.id, hello.ident),
                     moves: PerSecond::default(),
@@ -357,6 +351,7 @@ impl<V: Provider> Core<V> {
             return Err(Violation("it moves all the time")); // the daemon keeps each table for a while
         }
         let family = self.families.join(ident, table);
+        self.families.follows(ident, p.family.ident);
         let before = std::mem::replace(&mut p.family, family.clone()).ident;
         self.by_process.remove(&(p.proc_id, before));
         self.by_process.insert((p.proc_id, ident), id);
@@ -371,6 +366,7 @@ impl<V: Provider> Core<V> {
         if let Some(p) = self.clients.get_mut(&who.client) {
             p.under_way.remove(&(who.conn, who.gen));
         }
+        self.timing_ends(who);
         self.waiting.forget(who);
         self.forget_across(who);
     }
@@ -463,6 +459,7 @@ impl<V: Provider> Core<V> {
     pub(crate) fn act(&mut self, out: Out, reason: Reason, retry_ms: u32) {
         let (remote, near): (Vec<_>, _) = out.sends.into_iter().partition(|s| s.to.is_remote());
         for s in near {
+            self.note_offer(s.to, &s.msg);
             if let Some(p) = self.clients.get_mut(&s.to) {
                 p.send(s.msg, s.fds);
             }

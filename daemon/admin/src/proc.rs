@@ -180,14 +180,17 @@ pub fn comm(pid: u32) -> Option<String> {
 
 /// The cgroup that limits are counted for.
 pub fn cgroup(pid: u32) -> Option<String> {
-    Some(cgroup_key(
-        &std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?,
-    ))
+    Some(cgroup_key(&cgroups(pid)?))
+}
+
+/// All that `/proc/PID/cgroup` says.
+pub fn cgroups(pid: u32) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()
 }
 
 /// Picks the path that stands for the container or pod: the memory controller's where hierarchies
 /// are many, else the unified one; cut below the pod, whose containers share its limits.
-fn cgroup_key(text: &str) -> String {
+pub fn cgroup_key(text: &str) -> String {
     let mut unified = "";
     let mut memory = None;
     for line in text.lines() {

@@ -8,6 +8,7 @@ use crate::admin::census;
 use crate::admin::door::{Door, Here, Places};
 use crate::admin::rail_view;
 use crate::clients::control::DATAGRAMS;
+use crate::clients::family::Totals;
 use crate::clients::view::Entry;
 use crate::core::commands::CommandTarget;
 use crate::core::Shared;
@@ -352,7 +353,7 @@ async fn pods(shared: &Shared) -> Response {
 }
 
 async fn stats(shared: &Shared) -> Stats {
-    let (mut stats, mut sum, families, chunks) = {
+    let (mut stats, chunks) = {
         let c = shared.borrow();
         let stats = Stats {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -371,35 +372,30 @@ async fn stats(shared: &Shared) -> Stats {
             rails: c.rail_stats(),
             ..Stats::default()
         };
-        (
-            stats,
-            c.families.ended(),
-            c.families.readable(),
-            c.groups.memory(),
-        )
+        (stats, c.groups.memory())
     };
-    let work = move || {
-        families.iter().for_each(|f| sum.add(&f.stats()));
-        (
-            sum,
-            chunks
-                .iter()
-                .map(|c| crate::os::memfd::touched(c))
-                .sum::<u64>(),
-        )
-    };
-    if let Ok((sum, bytes)) = tokio::task::spawn_blocking(work).await {
-        stats.memory_bytes = bytes;
-        stats.promoted = sum.promoted;
-        stats.ups = sum.ups;
-        stats.downs = sum.downs;
-        stats.lane_tx_bytes = sum.lane_tx;
-        stats.lane_rx_bytes = sum.lane_rx;
-        stats.rings = sum.rings;
-        stats.sleeps = sum.sleeps;
-        stats.resets = sum.resets;
-    }
+    let touched = move || chunks.iter().map(|c| crate::os::memfd::touched(c)).sum();
+    stats.memory_bytes = tokio::task::spawn_blocking(touched).await.unwrap_or(0);
+    let sum = read_families(shared).await;
+    stats.promoted = sum.promoted;
+    stats.ups = sum.ups;
+    stats.downs = sum.downs;
+    stats.lane_tx_bytes = sum.lane_tx;
+    stats.lane_rx_bytes = sum.lane_rx;
+    stats.rings = sum.rings;
+    stats.sleeps = sum.sleeps;
+    stats.resets = sum.resets;
     stats
+}
+
+/// Reads all family tables; what all families have done.
+pub(crate) async fn read_families(shared: &Shared) -> Totals {
+    let families = shared.borrow().families.readable();
+    let read = move || -> Vec<_> { families.iter().map(|f| (f.ident, f.stats())).collect() };
+    let all = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+    let families = &mut shared.borrow_mut().families;
+    all.into_iter().for_each(|(i, t)| families.was_read(i, t));
+    families.total()
 }
 
 /// `down` and `up`.

@@ -9,7 +9,7 @@ use crate::clients::limits::{Cgroup, Member};
 use crate::os::process::ProcId;
 use crate::os::system::System;
 use lane::proto::msg::{op, ToShim};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -34,6 +34,8 @@ pub struct Client {
     pub untold: u32,
     /// Registrations that are being looked at.
     pub under_way: HashSet<(u32, u32)>,
+    /// When connections were registered that have neither been offered a lane nor declined, with their generations.
+    pub registered: HashMap<u32, (u32, Duration)>,
     /// Messages about link groups and lanes that ended while there was no control connection; sent when there is one
     /// again.
     pub missed: Vec<ToShim>,
@@ -129,5 +131,6 @@ impl Client {
             self.keep(m);
         }
         self.under_way.clear();
+        self.registered.clear();
     }
 }

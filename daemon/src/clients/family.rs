@@ -205,4 +205,19 @@ impl Totals {
         put(&mut self.sleeps, o.sleeps);
         put(&mut self.resets, o.resets);
     }
+
+    /// What has been added since `before`. A table may have less than before (what a process takes to a table of its own
+    /// is counted there): then a sum to which the difference is added becomes smaller, too.
+    pub fn since(&self, before: &Totals) -> Totals {
+        Totals {
+            promoted: self.promoted.wrapping_sub(before.promoted),
+            ups: self.ups.wrapping_sub(before.ups),
+            downs: self.downs.wrapping_sub(before.downs),
+            lane_tx: self.lane_tx.wrapping_sub(before.lane_tx),
+            lane_rx: self.lane_rx.wrapping_sub(before.lane_rx),
+            rings: self.rings.wrapping_sub(before.rings),
+            sleeps: self.sleeps.wrapping_sub(before.sleeps),
+            resets: self.resets.wrapping_sub(before.resets),
+        }
+    }
 }

@@ -54,7 +54,9 @@ impl<V: Provider> Core<V> {
         }
         p.credits -= 1;
         p.under_way.insert((who.conn, who.gen));
+        let (control, job) = (p.control.clone(), p.cgroup().job());
         self.counters.registered += 1;
+        self.timing_begins(who);
         Ok(Some(Registration {
             who,
             tcp_pos,
@@ -62,8 +64,8 @@ impl<V: Provider> Core<V> {
             came,
             fd,
             proof: self.proof.clone(),
-            control: p.control.clone(),
-            job: p.cgroup().job(),
+            control,
+            job,
         }))
     }
 
@@ -260,7 +262,8 @@ impl<V: Provider> Core<V> {
             retry_ms,
         };
         p.send(msg, vec![]);
-        self.counters.declined += 1;
+        self.timing_ends(who);
+        self.count_declined(local);
         self.event(
             who.client,
             &format!("declined connection {}: {}", who.conn, local.info().name),

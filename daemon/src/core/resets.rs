@@ -9,6 +9,7 @@ use underpass_rdma::verbs::Provider;
 impl<V: Provider> Core<V> {
     /// The shim says that it has reset this connection.
     pub(super) fn was_reset(&mut self, who: ConnRef, code: u32) {
+        self.count_reset(code);
         if !self.may_log(who.client) {
             return;
         }
@@ -27,6 +28,7 @@ impl<V: Provider> Core<V> {
 
     /// New connections of this process stay on TCP.
     pub(super) fn fuse_blown(&mut self, id: ClientId) {
+        self.counters.fuses += 1;
         if self.may_log(id) {
             self.event(
                 id,

@@ -26,7 +26,10 @@ pub struct Process {
     pidfd: Option<OwnedFd>,
     pub uid: u32,
     pub netns: u64,
+    /// The one that limits are counted for.
     pub cgroup: String,
+    /// All that `/proc/PID/cgroup` says.
+    pub cgroups: String,
     pub comm: String,
 }
 
@@ -61,6 +64,7 @@ impl Process {
             }
         };
         let pid = num::bits(cred.pid);
+        let cgroups = proc::cgroups(pid).unwrap_or_default();
         let mut process = Process {
             id: ProcId {
                 pid,
@@ -68,7 +72,8 @@ impl Process {
             },
             uid: cred.uid,
             netns: proc::netns(pid).unwrap_or(0),
-            cgroup: proc::cgroup(pid).unwrap_or_default(),
+            cgroup: proc::cgroup_key(&cgroups),
+            cgroups,
             comm: proc::comm(pid).unwrap_or_default(),
             pidfd: None,
         };

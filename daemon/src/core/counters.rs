@@ -1,0 +1,109 @@
+//! What the core counts, for `underpass stats` and `/metrics`.
+
+use super::Core;
+use crate::clients::ids::ConnRef;
+use lane::proto::msg::ToShim;
+use lane::proto::reason::Reason;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use underpass_rdma::verbs::Provider;
+
+#[derive(Clone, Default)]
+pub struct Counters {
+    pub registered: u64,
+    pub paired: u64,
+    pub declined: u64,
+    /// Ends that were paired with an end on another node.
+    pub paired_across: u64,
+    pub taken_over: u64,
+    /// `declined` by the code of the reason that the end was told.
+    pub declined_for: BTreeMap<u32, u64>,
+    /// Resets that shims have told of, by the code of the reason; [`UNKNOWN`]: one that is none.
+    pub reset_for: BTreeMap<u32, u64>,
+    pub fuses: u64,
+    /// From the registration of an end to the offer of its lane.
+    pub promotion: Histogram,
+}
+
+/// Stands for all codes that a shim may have made up: they must not become as many counters.
+pub(crate) const UNKNOWN: u32 = u32::MAX;
+
+/// Upper limits of a histogram's parts, in µs; what is above the last is counted, too.
+pub const LIMITS_US: [u64; 14] = [
+    100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000,
+    10_000_000, 60_000_000,
+];
+
+/// How often something took so long.
+#[derive(Clone, Default)]
+pub struct Histogram {
+    /// One for each of [`LIMITS_US`], and one for the rest.
+    pub counts: [u64; LIMITS_US.len() + 1],
+    pub sum: Duration,
+}
+
+impl Histogram {
+    fn add(&mut self, time: Duration) {
+        let part = LIMITS_US.partition_point(|l| Duration::from_micros(*l) < time);
+        self.counts[part] += 1;
+        self.sum = self.sum.saturating_add(time);
+    }
+}
+
+impl<V: Provider> Core<V> {
+    /// An end is registered: from now on the time runs until its lane is offered.
+    pub(super) fn timing_begins(&mut self, who: ConnRef) {
+        let now = self.now();
+        if let Some(p) = self.clients.get_mut(&who.client) {
+            p.registered.insert(who.conn, (who.gen, now));
+        }
+    }
+
+    /// It gets no lane for now.
+    pub(super) fn timing_ends(&mut self, who: ConnRef) {
+        if let Some(p) = self.clients.get_mut(&who.client) {
+            p.registered.remove(&who.conn);
+        }
+    }
+
+    /// A message goes to this client: is it the offer of a lane?
+    pub(super) fn note_offer(&mut self, to: crate::clients::ids::ClientId, msg: &ToShim) {
+        let ToShim::Offer { conn, gen, .. } = *msg else {
+            return;
+        };
+        let now = self.now();
+        let began = self.clients.get_mut(&to);
+        let began = began.and_then(|p| p.registered.remove(&conn));
+        if let Some((_, at)) = began.filter(|b| b.0 == gen) {
+            self.counters.promotion.add(now.saturating_sub(at));
+        }
+    }
+
+    pub(super) fn count_declined(&mut self, why: Reason) {
+        self.counters.declined += 1;
+        *self.counters.declined_for.entry(why.code()).or_default() += 1;
+    }
+
+    pub(super) fn count_reset(&mut self, code: u32) {
+        let code = Reason::from_code(code).map_or(UNKNOWN, Reason::code);
+        *self.counters.reset_for.entry(code).or_default() += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_histogram() {
+        let mut h = Histogram::default();
+        for us in [0, 100, 101, 60_000_000, 60_000_001] {
+            h.add(Duration::from_micros(us));
+        }
+        let last = h.counts.len() - 1;
+        assert_eq!((h.counts[0], h.counts[1]), (2, 1));
+        assert_eq!((h.counts[last - 1], h.counts[last]), (1, 1));
+        assert_eq!(h.counts.iter().sum::<u64>(), 5);
+        assert!(h.sum > Duration::from_secs(120));
+    }
+}
