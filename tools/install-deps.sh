@@ -99,7 +99,8 @@ for what in $venvs; do
 done
 
 # What other releases have, and what the tests run from where it is: the container runtime, whose version has what the
-# daemon speaks with (NRI), and a C library from before 2.34, which is in parts.
+# daemon speaks with (NRI), Prometheus (installed, it would be a service of this machine), and a C library from before
+# 2.34, which is in parts.
 unpacked() {
   [ ! -e "$target/$1/$4" ] || return 0
   echo "unpacking $3 of Debian's $2 into $target/$1"
@@ -111,6 +112,7 @@ unpacked() {
   mv "$new" "$target/$1"
 }
 unpacked containerd trixie containerd usr/bin/containerd
+unpacked prometheus bookworm prometheus usr/bin/prometheus
 unpacked glibc2.31 bullseye libc6:amd64 lib/x86_64-linux-gnu/libc.so.6
 unpacked etcd bookworm etcd-server usr/bin/etcd
 

@@ -5,5 +5,5 @@
 
 mod census;
 pub(crate) mod door;
-mod rail_view;
+pub(crate) mod rail_view;
 pub(crate) mod server;

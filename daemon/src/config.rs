@@ -34,6 +34,7 @@ pub struct Config {
     /// Containers that get the shim.
     pub pods: PodsConfig,
     pub kubernetes: KubernetesConfig,
+    pub metrics: MetricsConfig,
 }
 
 /// What the daemon does with the Kubernetes API.
@@ -54,6 +55,28 @@ impl KubernetesConfig {
             n => n.into(),
         }
     }
+}
+
+/// `/metrics`, `/healthz` and `/readyz`.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(default, deny_unknown_fields)]
+pub struct MetricsConfig {
+    /// Where to listen: `address:port`; empty: nowhere.
+    pub listen: String,
+    /// What has series of its own.
+    pub per_pod: PerPod,
+    /// Most pods (or namespaces) that have series of their own at a time; the others share those of `other`.
+    pub pods_max: usize,
+}
+
+/// Whose series there are besides those of the node.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum PerPod {
+    /// Nobody's.
+    None,
+    Namespace,
+    Pod,
 }
 
 /// A port of an RDMA device.
@@ -153,6 +176,7 @@ impl Default for Config {
             rail: Vec::new(),
             pods: PodsConfig::default(),
             kubernetes: KubernetesConfig::default(),
+            metrics: MetricsConfig::default(),
         }
     }
 }
@@ -169,6 +193,16 @@ impl Default for TlsConfig {
             ca: "/etc/underpass/tls/ca.crt".into(),
             cert: "/etc/underpass/tls/node.crt".into(),
             key: "/etc/underpass/tls/node.key".into(),
+        }
+    }
+}
+
+impl Default for MetricsConfig {
+    fn default() -> Self {
+        MetricsConfig {
+            listen: String::new(),
+            per_pod: PerPod::Namespace,
+            pods_max: 500,
         }
     }
 }
@@ -193,6 +227,8 @@ pub enum Error {
     Rings,
     #[error("credits must be 1 to 256")]
     Credits,
+    #[error("metrics.listen must be an address and a port, as in `127.0.0.1:7472`")]
+    Metrics,
     #[error("lanes.probe_s must be at most {PROBE_MAX_S}")]
     Probes,
     #[error("kubernetes.api needs this node's name: kubernetes.node, or the variable NODE_NAME")]
@@ -221,6 +257,10 @@ impl Config {
         }
         if self.kubernetes.api && self.kubernetes.node().is_empty() {
             return Err(Error::NodeName);
+        }
+        let listen = &self.metrics.listen;
+        if !listen.is_empty() && listen.parse::<std::net::SocketAddr>().is_err() {
+            return Err(Error::Metrics);
         }
         self.directory().map(|_| ())
     }
@@ -287,6 +327,13 @@ mod tests {
         assert!(c.exclude.covers("x", [a("1.1.1.1:5"), a("1.1.1.2:22")]));
         assert!(c.exclude.covers("x", [a("10.0.0.1:5"), a("1.1.1.2:23")]));
         assert!(!c.exclude.covers("x", [a("1.1.1.1:5"), a("1.1.1.2:23")]));
+        let c: Config = toml::from_str("[metrics]\nlisten = '::1:7472'\nper_pod = 'pod'").unwrap();
+        assert_eq!(c.metrics.per_pod, PerPod::Pod);
+        assert!(c
+            .check()
+            .unwrap_err()
+            .to_string()
+            .contains("metrics.listen"));
         let peers = "[node]\nname = 'a'\n[[peer]]\nname = 'b'\ncontrol = '10.0.0.2'\n\
                      addresses = ['10.0.0.2']\n[tls]\nkey = '/k'\n";
         let c: Config = toml::from_str(peers).unwrap();

@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::core::{Core, Shared};
 use crate::dataplane::rail::Rails;
 use crate::dataplane::thread::Thread;
+use crate::metrics::{gather, http};
 use crate::nodes::peers;
 use crate::os::fds;
 use crate::os::system::Machine;
@@ -45,6 +46,8 @@ pub enum Error {
     Insecure(PathBuf),
     #[error("cannot listen for peers at {0}: {1}")]
     Peers(String, std::io::Error),
+    #[error("cannot show metrics at {0}: {1}")]
+    Metrics(String, std::io::Error),
     #[error("cannot start the data plane: {0}")]
     DataPlane(std::io::Error),
     #[error(transparent)]
@@ -162,6 +165,7 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
         tokio::task::spawn_local(channels::run(core.clone(), tls, sock));
     }
     let _dataplane = serve_rails(&core)?;
+    serve_metrics(&core, options)?;
     tokio::select! {
         r = server::serve(core.clone(), control) => r?,
         () = sweep(&core) => {}
@@ -288,6 +292,21 @@ fn serve_rails(core: &Shared) -> Result<Option<Thread>, Error> {
     tokio::task::spawn_local(lookups::take_in(core.clone(), plane.clone()));
     let thread = Thread::start(&plane, tell).map_err(Error::DataPlane)?;
     Ok(Some(thread))
+}
+
+/// Starts the thread that shows metrics, if it is wanted.
+fn serve_metrics(core: &Shared, options: &Options) -> Result<(), Error> {
+    let config = &options.config.metrics;
+    if config.listen.is_empty() {
+        return Ok(());
+    }
+    let fail = |e| Error::Metrics(config.listen.clone(), e);
+    let listener = std::net::TcpListener::bind(&config.listen).map_err(fail)?;
+    let control = http::ControlSocket::at(&options.dir.join(CONTROL_SOCK)).map_err(fail)?;
+    let (asks, asked) = tokio::sync::mpsc::channel(http::ASKS);
+    http::start(config, listener, control, asks).map_err(fail)?;
+    tokio::task::spawn_local(gather::serve(core.clone(), asked));
+    Ok(())
 }
 
 async fn sweep(core: &Shared) {

@@ -27,6 +27,7 @@ pub mod core;
 pub mod daemon;
 pub mod dataplane;
 mod lanes;
+mod metrics;
 pub mod nodes;
 pub mod os;
 pub mod pairing;

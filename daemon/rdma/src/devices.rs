@@ -6,10 +6,12 @@
 //! address.
 
 mod choose;
+mod counters;
 mod sysfs;
 mod watch;
 
 pub use choose::{best_gid, Candidate};
+pub use counters::{PortCounters, NAMED};
 pub use sysfs::{SysDevice, SysPort, Tree};
 pub use watch::{Change, Watch};
 

@@ -4,6 +4,7 @@
 use crate::clients::ids::ConnRef;
 use crate::clients::view::Entry;
 use crate::core::Core;
+use crate::dataplane::thread::DataPlane;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use underpass_admin::{Across, RailLinks, RailStats, Row};
@@ -12,9 +13,7 @@ use underpass_rdma::verbs::Provider;
 impl<V: Provider> Core<V> {
     /// Counters of all rails, in order of their names.
     pub(crate) fn rail_stats(&self) -> Vec<RailStats> {
-        self.rails
-            .as_ref()
-            .map_or(Vec::new(), |r| sum(r.lock().counts()))
+        self.rails.as_ref().map_or(Vec::new(), |r| stats_of(r))
     }
 
     /// Links, channel and refusals between this node and that of `peer`; `None`: `peer` is not on another node.
@@ -39,6 +38,12 @@ impl<V: Provider> Core<V> {
             e.row.rail = rails.lock().row((e.row.link, e.row.lane), &who);
         }
     }
+}
+
+/// Counters of all rails of this data plane, in order of their names.
+pub(crate) fn stats_of<V: Provider>(plane: &DataPlane<V>) -> Vec<RailStats> {
+    let parts = plane.lock().counts();
+    sum(parts)
 }
 
 fn sum(parts: Vec<RailStats>) -> Vec<RailStats> {

@@ -24,6 +24,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::{UnixListener, UnixStream};
@@ -228,7 +229,7 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
         Request::Ping | Request::Keep => pong(shared),
         Request::Ss => {
             let all = match &caller.pod {
-                Some(pod) => entries_of_late(shared, pod).await,
+                Some(pod) => entries_of_late(shared, pod, LATE).await,
                 None => entries(shared).await,
             };
             let seen = |e: &Entry| {
@@ -290,15 +291,15 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
 }
 
 /// All rows of `ss`, including those of programs that are older than this daemon.
-async fn entries(shared: &Shared) -> Rc<Vec<Entry>> {
+async fn entries(shared: &Shared) -> Arc<Vec<Entry>> {
     let looks = shared.borrow().looks.clone();
     looks.share(|| look(shared)).await
 }
 
-/// The same, for a pod: it may ask as often as it likes.
-async fn entries_of_late(shared: &Shared, pod: &str) -> Rc<Vec<Entry>> {
+/// The same for somebody who may ask as often as he likes: there is a new look only after this time.
+pub(crate) async fn entries_of_late(shared: &Shared, who: &str, time: Duration) -> Arc<Vec<Entry>> {
     let looks = shared.borrow().looks.clone();
-    looks.share_late((pod, LATE), || look(shared)).await
+    looks.share_late((who, time), || look(shared)).await
 }
 
 async fn look(shared: &Shared) -> Vec<Entry> {

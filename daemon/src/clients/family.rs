@@ -195,29 +195,35 @@ impl Totals {
 
     /// Adds. Wraps instead of panicking, since any process may have written the numbers.
     pub fn add(&mut self, o: &Totals) {
-        let put = |a: &mut u64, b: u64| *a = a.wrapping_add(b);
-        put(&mut self.promoted, o.promoted);
-        put(&mut self.ups, o.ups);
-        put(&mut self.downs, o.downs);
-        put(&mut self.lane_tx, o.lane_tx);
-        put(&mut self.lane_rx, o.lane_rx);
-        put(&mut self.rings, o.rings);
-        put(&mut self.sleeps, o.sleeps);
-        put(&mut self.resets, o.resets);
+        *self = self.each(o, u64::wrapping_add);
     }
 
     /// What has been added since `before`. A table may have less than before (what a process takes to a table of its own
     /// is counted there): then a sum to which the difference is added becomes smaller, too.
     pub fn since(&self, before: &Totals) -> Totals {
+        self.each(before, u64::wrapping_sub)
+    }
+
+    /// What has been added since `before`; 0 where there is less.
+    pub fn grown(&self, before: &Totals) -> Totals {
+        self.each(before, u64::saturating_sub)
+    }
+
+    /// The larger of both, number by number.
+    pub fn highest(&self, o: &Totals) -> Totals {
+        self.each(o, u64::max)
+    }
+
+    fn each(&self, o: &Totals, f: fn(u64, u64) -> u64) -> Totals {
         Totals {
-            promoted: self.promoted.wrapping_sub(before.promoted),
-            ups: self.ups.wrapping_sub(before.ups),
-            downs: self.downs.wrapping_sub(before.downs),
-            lane_tx: self.lane_tx.wrapping_sub(before.lane_tx),
-            lane_rx: self.lane_rx.wrapping_sub(before.lane_rx),
-            rings: self.rings.wrapping_sub(before.rings),
-            sleeps: self.sleeps.wrapping_sub(before.sleeps),
-            resets: self.resets.wrapping_sub(before.resets),
+            promoted: f(self.promoted, o.promoted),
+            ups: f(self.ups, o.ups),
+            downs: f(self.downs, o.downs),
+            lane_tx: f(self.lane_tx, o.lane_tx),
+            lane_rx: f(self.lane_rx, o.lane_rx),
+            rings: f(self.rings, o.rings),
+            sleeps: f(self.sleeps, o.sleeps),
+            resets: f(self.resets, o.resets),
         }
     }
 }

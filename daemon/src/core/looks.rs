@@ -4,11 +4,11 @@ use crate::clients::view::Entry;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::Future;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// When somebody asked, and what was seen.
-type Late = (Instant, Rc<Vec<Entry>>);
+type Late = (Instant, Arc<Vec<Entry>>);
 
 /// What the callers share.
 #[derive(Default)]
@@ -19,7 +19,7 @@ pub struct Looks {
     /// Callers that wait for their turn.
     waiting: Cell<usize>,
     /// Number and result of the last look; kept only while somebody waits.
-    last: RefCell<Option<(u64, Rc<Vec<Entry>>)>>,
+    last: RefCell<Option<(u64, Arc<Vec<Entry>>)>>,
     /// What those saw who may not look again so soon, and when they asked.
     late: RefCell<HashMap<String, Late>>,
 }
@@ -29,7 +29,7 @@ impl Looks {
     pub async fn share<F: Future<Output = Vec<Entry>>>(
         &self,
         look: impl FnOnce() -> F,
-    ) -> Rc<Vec<Entry>> {
+    ) -> Arc<Vec<Entry>> {
         let wanted = self.begun.get() + 1;
         self.waiting.set(self.waiting.get() + 1);
         let _turn = self.turn.lock().await;
@@ -39,7 +39,7 @@ impl Looks {
             Some(l) => l,
             None => {
                 self.begun.set(self.begun.get() + 1);
-                (self.begun.get(), Rc::new(look().await))
+                (self.begun.get(), Arc::new(look().await))
             }
         };
         *self.last.borrow_mut() = (self.waiting.get() > 0).then(|| (number, rows.clone()));
@@ -51,7 +51,7 @@ impl Looks {
         &self,
         (who, time): (&str, Duration),
         look: impl FnOnce() -> F,
-    ) -> Rc<Vec<Entry>> {
+    ) -> Arc<Vec<Entry>> {
         let now = Instant::now();
         self.late.borrow_mut().retain(|_, l| l.0.elapsed() < time);
         if let Some((_, rows)) = self.late.borrow().get(who) {
@@ -81,15 +81,15 @@ mod tests {
         };
         let (a, b, c, d) = tokio::join!(ask(), ask(), ask(), ask());
         assert_eq!(taken.get(), 2);
-        assert!(Rc::ptr_eq(&b, &c) && Rc::ptr_eq(&c, &d) && !Rc::ptr_eq(&a, &b));
+        assert!(Arc::ptr_eq(&b, &c) && Arc::ptr_eq(&c, &d) && !Arc::ptr_eq(&a, &b));
         let (_, again) = (ask().await, ask().await);
         assert_eq!(taken.get(), 4, "nobody waited");
         let time = Duration::from_secs(1000);
         let once = looks.share_late(("a", time), || async { Vec::new() }).await;
         let twice = looks.share_late(("a", time), || async { panic!("looked again") });
-        assert!(Rc::ptr_eq(&once, &twice.await));
+        assert!(Arc::ptr_eq(&once, &twice.await));
         let other = looks.share_late(("b", time), || async { Vec::new() }).await;
-        assert!(!Rc::ptr_eq(&once, &other));
-        assert!(!Rc::ptr_eq(&again, &d) && looks.last.borrow().is_none());
+        assert!(!Arc::ptr_eq(&once, &other));
+        assert!(!Arc::ptr_eq(&again, &d) && looks.last.borrow().is_none());
     }
 }

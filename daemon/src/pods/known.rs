@@ -2,6 +2,7 @@
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use underpass_admin::{proc, PodRow, Where};
 use underpass_nri::messages::{Container, PodSandbox};
 use underpass_pods::policy::Decision;
@@ -11,7 +12,13 @@ const ID_DIGITS: usize = 64;
 
 /// Written by the thread that speaks with the runtime, read by the core's.
 #[derive(Debug, Default)]
-pub(crate) struct Known(Mutex<Tables>);
+pub(crate) struct Known {
+    tables: Mutex<Tables>,
+    /// Has the runtime registered us, on a connection that lasts?
+    registered: AtomicBool,
+    injected: AtomicU64,
+    refused: AtomicU64,
+}
 
 #[derive(Debug, Default)]
 struct Tables {
@@ -74,7 +81,7 @@ impl Known {
         let mut new = Tables::default();
         let pods = pods.into_iter().map(|p| (p.id.clone(), p));
         new.pods.extend(pods);
-        let mut t = self.0.lock();
+        let mut t = self.tables.lock();
         for c in containers {
             let contained = t.containers.remove(&c.id).unwrap_or_else(|| {
                 let pod = new.pods.get(&c.pod).unwrap_or(&nothing);
@@ -86,33 +93,61 @@ impl Known {
     }
 
     pub(crate) fn add_pod(&self, pod: PodSandbox) {
-        self.0.lock().pods.insert(pod.id.clone(), pod);
+        self.tables.lock().pods.insert(pod.id.clone(), pod);
     }
 
     pub(crate) fn remove_pod(&self, id: &str) {
-        let mut t = self.0.lock();
+        let mut t = self.tables.lock();
         t.pods.remove(id);
         t.containers.retain(|_, c| c.pod != id);
     }
 
-    pub(crate) fn add_container(&self, c: &Container, decision: &Decision) {
+    pub(crate) fn set_registered(&self, now: bool) {
+        self.registered.store(now, Relaxed); // (orders nothing: it is only shown)
+    }
+
+    pub(crate) fn is_registered(&self) -> bool {
+        self.registered.load(Relaxed)
+    }
+
+    /// Containers since the start of the daemon: those that were given the shim when they were made, and those whose pod
+    /// had asked and that were not.
+    pub(crate) fn counts(&self) -> [u64; 2] {
+        [&self.injected, &self.refused].map(|n| n.load(Relaxed))
+    }
+
+    /// A container is about to be made.
+    pub(crate) fn made_container(&self, c: &Container, decision: &Decision) {
+        match decision {
+            // (The plugin that the runtime starts itself may have given it.)
+            Decision::Inject(_) | Decision::Has => self.injected.fetch_add(1, Relaxed),
+            Decision::Not(why) if why.is_missed() => self.refused.fetch_add(1, Relaxed),
+            _ => 0,
+        };
+        self.add_container(c, decision);
+    }
+
+    fn add_container(&self, c: &Container, decision: &Decision) {
         let contained = Contained::new(c, decision);
-        self.0.lock().containers.insert(c.id.clone(), contained);
+        self.tables
+            .lock()
+            .containers
+            .insert(c.id.clone(), contained);
     }
 
     pub(crate) fn stop_container(&self, id: &str) {
-        if let Some(c) = self.0.lock().containers.get_mut(id) {
+        if let Some(c) = self.tables.lock().containers.get_mut(id) {
             c.stopped = true;
         }
     }
 
     pub(crate) fn remove_container(&self, id: &str) {
-        self.0.lock().containers.remove(id);
+        self.tables.lock().containers.remove(id);
     }
 
     /// Whose container it is, by what `/proc/PID/cgroup` says.
     pub(crate) fn of_cgroup(&self, text: &str) -> Option<Where> {
-        let t = self.0.lock();
+        let t = self.tables.lock();
         // (Containers may have containers of their own: the runtime's is the first that it knows.)
         let (id, c) = ids(text).find_map(|id| Some((id, t.containers.get(id)?)))?;
         Some(t.at(id, c))
@@ -120,7 +155,7 @@ impl Known {
 
     /// Whose container a process is in that was there at tick `then` (a later one may have got its number).
     pub(crate) fn of_process(&self, pid: u32, then: u64) -> Option<Where> {
-        if self.0.lock().containers.is_empty() {
+        if self.tables.lock().containers.is_empty() {
             return None;
         }
         let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
@@ -129,13 +164,13 @@ impl Known {
     }
 
     pub(crate) fn is_injected(&self, id: &str) -> bool {
-        let t = self.0.lock();
+        let t = self.tables.lock();
         t.containers.get(id).is_some_and(|c| c.injected)
     }
 
     /// All containers that run, in order of namespace, pod and name; connections are not counted here.
     pub(crate) fn rows(&self) -> Vec<PodRow> {
-        let t = self.0.lock();
+        let t = self.tables.lock();
         let row = |(id, c): (&String, &Contained)| PodRow {
             at: t.at(id, c),
             wanted: c.wanted,
@@ -220,6 +255,10 @@ mod tests {
         assert!(rows[0].why_not.is_empty() && rows[1].why_not.contains("mounted"));
         known.stop_container("1");
         assert_eq!(known.rows().len(), 1, "it has ended");
+        known.made_container(&container("4", "s", "d"), &Decision::Not(WhyNot::Taken));
+        known.made_container(&container("4", "s", "d"), &Decision::Not(WhyNot::NotNamed));
+        known.remove_container("4");
+        assert_eq!(known.counts(), [0, 1]);
         known.remove_container("1");
         known.remove_container("2");
         assert!(known.rows().is_empty());

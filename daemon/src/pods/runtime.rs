@@ -77,6 +77,7 @@ async fn talk_for_ever(ours: &mut Containers) {
             Ok(()) => "the runtime has ended the connection".to_owned(),
             Err(e) => e.to_string(),
         };
+        ours.known.set_registered(false);
         if began.elapsed() > AGAIN_MAX {
             (pause, said) = (AGAIN, String::new());
         }
@@ -154,6 +155,7 @@ impl Containers {
 
 impl Plugin for Containers {
     fn configured(&mut self, runtime: &Configure) {
+        self.known.set_registered(true);
         tracing::info!(
             "registered with {} {}: pods that ask for it get the shim",
             runtime.runtime,
@@ -176,7 +178,7 @@ impl Plugin for Containers {
             .learnt
             .with(|cluster| policy::decide(&self.config, cluster, &pod, &container, &in_place));
         self.known.add_pod(pod.clone());
-        self.known.add_container(&container, &decision);
+        self.known.made_container(&container, &decision);
         match decision {
             Decision::Inject(a) => {
                 tracing::debug!(

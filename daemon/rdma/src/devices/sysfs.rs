@@ -50,7 +50,7 @@ pub struct SysPort {
 /// The directories of sysfs.
 #[derive(Clone, Debug)]
 pub struct Tree {
-    class: PathBuf,
+    pub(super) class: PathBuf,
     verbs: PathBuf,
     net: PathBuf,
     /// Addresses of a network interface.
@@ -244,7 +244,7 @@ fn of_interface(name: &str) -> Vec<IpAddr> {
 }
 
 /// Names in a directory, sorted; none if it does not exist.
-fn names(dir: &Path) -> Vec<String> {
+pub(super) fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut all: Vec<String> = entries
         .filter_map(|e| e.file_name().into_string().ok())
@@ -253,7 +253,7 @@ fn names(dir: &Path) -> Vec<String> {
     all
 }
 
-fn text(file: &Path) -> Option<String> {
+pub(super) fn text(file: &Path) -> Option<String> {
     Some(fs::read_to_string(file).ok()?.trim().to_owned())
 }
 
@@ -262,7 +262,7 @@ fn guid(text: &str) -> Option<u64> {
 }
 
 /// The number in text such as `1: CA`.
-fn leading_number(text: &str) -> Option<u32> {
+pub(super) fn leading_number(text: &str) -> Option<u32> {
     text.split(':').next()?.trim().parse().ok()
 }
 

@@ -1,0 +1,139 @@
+//! The core's side: what it answers to the thread that speaks HTTP.
+
+use crate::admin::rail_view;
+use crate::admin::server::{entries_of_late, read_families};
+use crate::clients::control::DATAGRAMS;
+use crate::clients::families::Account;
+use crate::clients::family::Totals;
+use crate::clients::view::Entry;
+use crate::core::counters::Counters;
+use crate::core::Shared;
+use crate::os::memfd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use underpass_admin::{NodeState, PeerState, PodRow, RailStats};
+
+/// How often all processes are looked at for the connections. (The look is that of `underpass ss`.)
+const LOOK: Duration = Duration::from_secs(5);
+
+/// What the thread asks.
+pub(crate) enum Ask {
+    /// Does the core answer?
+    Alive(oneshot::Sender<()>),
+    Ready(oneshot::Sender<Ready>),
+    Snapshot(oneshot::Sender<Snapshot>),
+}
+
+/// What new connections and containers need, besides the control socket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ready {
+    /// The BPF proof works, or the configuration does without it.
+    pub proof: bool,
+    /// The container runtime has registered the daemon, or the configuration names none.
+    pub runtime: bool,
+}
+
+/// What the core and its helpers know at one moment.
+pub(crate) struct Snapshot {
+    pub counters: Counters,
+    pub datagrams: u64,
+    pub ready: Ready,
+    pub processes: usize,
+    pub link_groups: usize,
+    pub lanes: u64,
+    pub ring_bytes: u64,
+    pub totals: Totals,
+    pub by_pod: Vec<(Arc<Account>, Totals, bool)>,
+    pub rows: Arc<Vec<Entry>>,
+    /// `None`: the daemon looks after no containers.
+    pub containers: Option<Containers>,
+    /// `None`: the daemon works alone.
+    pub nodes: Option<(NodeState, Vec<PeerState>)>,
+    pub rails: Vec<RailStats>,
+}
+
+pub(crate) struct Containers {
+    pub rows: Vec<PodRow>,
+    /// Given the shim, and refused it, since the start.
+    pub counts: [u64; 2],
+    pub registered: bool,
+}
+
+/// Answers for ever.
+pub(crate) async fn serve(shared: Shared, mut asks: mpsc::Receiver<Ask>) {
+    while let Some(ask) = asks.recv().await {
+        // Whoever asked may have given up.
+        match ask {
+            Ask::Alive(to) => drop(to.send(())),
+            Ask::Ready(to) => drop(to.send(ready(&shared))),
+            Ask::Snapshot(to) => {
+                let shared = shared.clone();
+                tokio::task::spawn_local(async move { to.send(snapshot(&shared).await) });
+            }
+        }
+    }
+}
+
+fn ready(shared: &Shared) -> Ready {
+    let c = shared.borrow();
+    Ready {
+        proof: c.proof.active() || !c.config.proof.bpf,
+        runtime: c.pods.is_registered() || c.config.pods.nri.as_os_str().is_empty(),
+    }
+}
+
+async fn snapshot(shared: &Shared) -> Snapshot {
+    let rows = entries_of_late(shared, "metrics", LOOK).await;
+    find_pods(shared);
+    let totals = read_families(shared).await;
+    let (chunks, rails) = {
+        let c = shared.borrow();
+        (c.groups.memory(), c.rails.clone())
+    };
+    let read = move || {
+        let bytes = chunks.iter().map(|c| memfd::touched(c)).sum::<u64>();
+        (bytes, rails.map(|r| rail_view::stats_of(&r)))
+    };
+    let (ring_bytes, rails) = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+    let ready = ready(shared);
+    let c = shared.borrow();
+    let containers = (!c.config.pods.nri.as_os_str().is_empty()).then(|| Containers {
+        rows: c.pods.rows(),
+        counts: c.pods.counts(),
+        registered: c.pods.is_registered(),
+    });
+    let nodes = c.peers.as_ref().map(|p| {
+        let (node, peers, _) = p.states();
+        (node, peers)
+    });
+    Snapshot {
+        counters: c.counters.clone(),
+        datagrams: DATAGRAMS.load(Relaxed),
+        ready,
+        processes: c.clients.values().filter(|p| p.control.is_some()).count(),
+        link_groups: c.groups.len(),
+        lanes: c.groups.lanes(),
+        ring_bytes,
+        totals,
+        by_pod: c.families.by_pod(),
+        rows,
+        containers,
+        nodes,
+        rails: rails.unwrap_or_default(),
+    }
+}
+
+/// Finds the pods of families that have said hello since the last time.
+fn find_pods(shared: &Shared) {
+    let mut c = shared.borrow_mut();
+    let known = c.pods.clone();
+    c.families.place(|cgroups| {
+        let at = known.of_cgroup(cgroups)?;
+        Some(Account {
+            namespace: at.namespace,
+            pod: at.pod,
+        })
+    });
+}

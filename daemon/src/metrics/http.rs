@@ -1,0 +1,296 @@
+//! The thread that speaks HTTP.
+//!
+//! With hyper, which reads requests in bounded memory: what comes from the network is not parsed by code of our own, and
+//! hyper is what tonic in the tests brings along anyway (300 KB of the program). tiny_http, which is in the tree as well,
+//! has a thread for each connection and no limits of time.
+//!
+//! The thread lets nobody in for long, and nobody keep others out: each connection is for one request and ends after
+//! [`TIME`], and where there are too many, the oldest makes way. All who ask for the metrics within [`FRESH`] get the same.
+
+use super::gather::{Ask, Ready, Snapshot};
+use super::show::{self, Show};
+use super::text::{Form, Metric};
+use crate::config::MetricsConfig;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot, Mutex, Semaphore};
+use tokio::task::JoinHandle;
+
+/// Longest time of a connection, from its beginning to its end.
+const TIME: Duration = Duration::from_secs(15);
+/// Longest wait for a snapshot: the core's look at all processes takes 7 s at most.
+const SNAPSHOT: Duration = Duration::from_secs(12);
+/// A core that does not answer for so long is not healthy.
+const ALIVE: Duration = Duration::from_secs(1);
+/// How long the same metrics are shown.
+const FRESH: Duration = Duration::from_millis(500);
+/// Connections at a time, and those of one address.
+const CONNECTIONS: usize = 64;
+const CONNECTIONS_OF_ONE: usize = 16;
+/// Most that is read of a request, in bytes.
+const REQUEST: usize = 16 << 10;
+/// Questions to the core that are under way at a time.
+pub(crate) const ASKS: usize = 8;
+
+/// The control socket in the runtime directory, as it was made.
+pub(crate) struct ControlSocket {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl ControlSocket {
+    pub(crate) fn at(path: &Path) -> io::Result<ControlSocket> {
+        Ok(ControlSocket {
+            path: path.to_owned(),
+            inode: std::fs::symlink_metadata(path)?.ino(),
+        })
+    }
+
+    /// Does its path still lead to it?
+    fn is_there(&self) -> bool {
+        std::fs::symlink_metadata(&self.path).is_ok_and(|m| m.ino() == self.inode)
+    }
+}
+
+struct Server {
+    asks: mpsc::Sender<Ask>,
+    control: ControlSocket,
+    scrape: Mutex<Scrape>,
+    /// Scrapes that wait for another one.
+    places: Arc<Semaphore>,
+}
+
+struct Scrape {
+    show: Show,
+    last: Option<(Instant, Vec<Metric>)>,
+}
+
+/// Starts the thread; it ends with the process.
+pub(crate) fn start(
+    config: &MetricsConfig,
+    listener: std::net::TcpListener,
+    control: ControlSocket,
+    asks: mpsc::Sender<Ask>,
+) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let rt = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let scrape = Scrape {
+        show: Show::new(config),
+        last: None,
+    };
+    let server = Arc::new(Server {
+        asks,
+        control,
+        scrape: Mutex::new(scrape),
+        places: Arc::new(Semaphore::new(CONNECTIONS)),
+    });
+    let thread = std::thread::Builder::new().name("metrics".into());
+    thread.spawn(move || {
+        let serve = async {
+            match tokio::net::TcpListener::from_std(listener) {
+                Ok(l) => accept(l, &server).await,
+                Err(e) => tracing::error!("no metrics: {e}"),
+            }
+        };
+        rt.block_on(serve);
+    })?;
+    Ok(())
+}
+
+async fn accept(listener: tokio::net::TcpListener, server: &Arc<Server>) {
+    let mut open: Vec<(IpAddr, JoinHandle<()>)> = Vec::new();
+    loop {
+        let (stream, from) = match listener.accept().await {
+            Ok(a) => a,
+            Err(e) => {
+                tracing::debug!("metrics: accept: {e}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        open.retain(|c| !c.1.is_finished());
+        make_room(&mut open, from);
+        let server = server.clone();
+        let task = tokio::spawn(async move {
+            let serve = service_fn(move |r| {
+                let server = server.clone();
+                async move { Ok::<_, std::convert::Infallible>(answer(server, r).await) }
+            });
+            let connection = http1::Builder::new()
+                .keep_alive(false)
+                .max_buf_size(REQUEST)
+                .serve_connection(TokioIo::new(stream), serve);
+            let _ = tokio::time::timeout(TIME, connection).await;
+        });
+        open.push((from.ip(), task));
+    }
+}
+
+/// The oldest connections make way for one more: of the same address, or of all.
+fn make_room(open: &mut Vec<(IpAddr, JoinHandle<()>)>, from: SocketAddr) {
+    let of_one = open.iter().filter(|c| c.0 == from.ip()).count();
+    let oldest = match (of_one >= CONNECTIONS_OF_ONE, open.len() >= CONNECTIONS) {
+        (true, _) => open.iter().position(|c| c.0 == from.ip()),
+        (false, true) => Some(0),
+        (false, false) => None,
+    };
+    if let Some(at) = oldest {
+        open.remove(at).1.abort();
+    }
+}
+
+async fn answer(server: Arc<Server>, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let text = "text/plain; charset=utf-8";
+    if request.method() != Method::GET {
+        let mut r = reply(StatusCode::METHOD_NOT_ALLOWED, text, "GET only\n".into());
+        r.headers_mut()
+            .insert(ALLOW, hyper::header::HeaderValue::from_static("GET"));
+        return r;
+    }
+    match request.uri().path() {
+        "/metrics" => {
+            let accept = request.headers().get_all(ACCEPT).into_iter();
+            let wants = |v: &hyper::header::HeaderValue| {
+                v.to_str()
+                    .is_ok_and(|v| v.contains("application/openmetrics-text"))
+            };
+            let form = match accept.into_iter().any(wants) {
+                true => Form::OpenMetrics,
+                false => Form::Prometheus,
+            };
+            match metrics(server, form).await {
+                Ok(all) => reply(StatusCode::OK, form.content_type(), all),
+                Err(why) => reply(StatusCode::SERVICE_UNAVAILABLE, text, format!("{why}\n")),
+            }
+        }
+        "/healthz" => probe(server.alive().await),
+        "/readyz" => probe(server.ready().await),
+        _ => reply(
+            StatusCode::NOT_FOUND,
+            text,
+            "/metrics, /healthz, /readyz\n".into(),
+        ),
+    }
+}
+
+fn reply(status: StatusCode, kind: &'static str, text: String) -> Response<Full<Bytes>> {
+    let mut r = Response::new(Full::from(text));
+    *r.status_mut() = status;
+    let kind = hyper::header::HeaderValue::from_static(kind);
+    r.headers_mut().insert(CONTENT_TYPE, kind);
+    r
+}
+
+fn probe(found: Result<(), String>) -> Response<Full<Bytes>> {
+    let text = "text/plain; charset=utf-8";
+    match found {
+        Ok(()) => reply(StatusCode::OK, text, "ok\n".into()),
+        Err(why) => reply(StatusCode::SERVICE_UNAVAILABLE, text, format!("{why}\n")),
+    }
+}
+
+/// In a task of its own: whoever goes away must not stop a scrape for which the core is at work already.
+async fn metrics(server: Arc<Server>, form: Form) -> Result<String, &'static str> {
+    let place = server.places.clone().try_acquire_owned();
+    let place = place.map_err(|_| "too many ask at once")?;
+    let task = tokio::spawn(async move {
+        let _place = place;
+        let mut s = server.scrape.lock().await;
+        let fresh = |l: &&(Instant, Vec<Metric>)| l.0.elapsed() < FRESH;
+        let all = match s.last.as_ref().filter(fresh) {
+            Some((_, all)) => all.clone(),
+            None => {
+                let snapshot = server.snapshot().await?;
+                let all = s.show.all(&snapshot);
+                s.last = Some((Instant::now(), all.clone()));
+                all
+            }
+        };
+        show::write(all, form).map_err(|_| "the metrics cannot be written")
+    });
+    task.await.unwrap_or(Err("the scrape has failed"))
+}
+
+impl Server {
+    async fn ask<T>(
+        &self,
+        limit: Duration,
+        question: impl FnOnce(oneshot::Sender<T>) -> Ask,
+    ) -> Option<T> {
+        let (to, answer) = oneshot::channel();
+        let asked = async {
+            self.asks.send(question(to)).await.ok()?;
+            answer.await.ok()
+        };
+        tokio::time::timeout(limit, asked).await.ok().flatten()
+    }
+
+    async fn snapshot(&self) -> Result<Snapshot, &'static str> {
+        let s = self.ask(SNAPSHOT, Ask::Snapshot).await;
+        s.ok_or("the core does not answer")
+    }
+
+    async fn alive(&self) -> Result<(), String> {
+        let a = self.ask(ALIVE, Ask::Alive).await;
+        a.ok_or_else(|| "the core does not answer".to_owned())
+    }
+
+    async fn ready(&self) -> Result<(), String> {
+        let ready: Option<Ready> = self.ask(ALIVE, Ask::Ready).await;
+        let ready = ready.ok_or("the core does not answer")?;
+        let all = [
+            (
+                self.control.is_there(),
+                "new programs do not find the control socket",
+            ),
+            (ready.proof, "the BPF proof is not loaded"),
+            (
+                ready.runtime,
+                "the container runtime has not registered the daemon",
+            ),
+        ];
+        let missing: Vec<&str> = all.iter().filter(|a| !a.0).map(|a| a.1).collect();
+        match missing.is_empty() {
+            true => Ok(()),
+            false => Err(missing.join("\n")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn the_oldest_makes_way() {
+        let mut open = Vec::new();
+        let from = |n: u8| SocketAddr::from(([10, 0, 0, n], 1));
+        let mut connect = |n: u8| {
+            make_room(&mut open, from(n));
+            open.push((from(n).ip(), tokio::spawn(std::future::pending())));
+            let of = |m: u8| open.iter().filter(|c| c.0 == from(m).ip()).count();
+            (open.len(), of(1), of(2))
+        };
+        for _ in 0..CONNECTIONS_OF_ONE {
+            connect(1);
+        }
+        assert_eq!(connect(1), (CONNECTIONS_OF_ONE, CONNECTIONS_OF_ONE, 0));
+        for n in 3..3 + (CONNECTIONS - CONNECTIONS_OF_ONE) as u8 {
+            connect(n);
+        }
+        assert_eq!(connect(2), (CONNECTIONS, CONNECTIONS_OF_ONE - 1, 1));
+    }
+}
