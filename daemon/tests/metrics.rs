@@ -125,6 +125,7 @@ fn counters_outlive_what_they_count() {
     a.stats().lane_tx.store(100, Relaxed);
     a.stats().promoted.store(2, Relaxed);
     b.stats().count_reset(false);
+    b.table().count_down(lane::family::Cause::Full);
     let (c, _s) = tcp();
     let conn = a.enter(&c, true);
     a.conn(conn).reason.store(Reason::Operator.code(), Relaxed);
@@ -138,6 +139,9 @@ fn counters_outlive_what_they_count() {
         ("underpass_lane_bytes_total{direction=\"sent\"}", 100.0),
         ("underpass_promotions_total", 2.0),
         ("underpass_resets_total", 1.0),
+        ("underpass_switches_total{to=\"tcp\"}", 1.0),
+        ("underpass_switches_to_tcp_total{cause=\"ring-full\"}", 1.0),
+        ("underpass_switches_to_tcp_total{cause=\"peer\"}", 0.0),
         ("underpass_processes", 2.0),
         ("underpass_registrations_total", 3.0),
         ("underpass_pairings_total{where=\"node\"}", 1.0),

@@ -265,6 +265,51 @@ pub struct Conn {
     pub rx: RxState,
 }
 
+/// Why a sending direction went down to TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The other end asked for it, or took the direction off its ring.
+    Peer,
+    /// The ring was full for too long.
+    Full,
+    /// `underpass down`.
+    Operator,
+    /// The connection left its lane: it ends here, or a call or an option is not carried.
+    Left,
+    /// Another process has the connection, too.
+    Shared,
+    /// It is watched in a way that a lane cannot serve.
+    Watched,
+    /// The link group to the other node is gone, or the daemon that serves it.
+    Daemon,
+    /// The daemon had taken the direction over.
+    TakenOver,
+    /// A probe on TCP below the lane was not answered.
+    Unanswered,
+}
+
+impl Cause {
+    /// All, in order of their places in [`More`], with a name each.
+    pub const ALL: [(Cause, &'static str); 9] = [
+        (Cause::Peer, "peer"),
+        (Cause::Full, "ring-full"),
+        (Cause::Operator, "operator"),
+        (Cause::Left, "left"),
+        (Cause::Shared, "shared"),
+        (Cause::Watched, "watched"),
+        (Cause::Daemon, "daemon"),
+        (Cause::TakenOver, "taken-over"),
+        (Cause::Unanswered, "unanswered"),
+    ];
+}
+
+/// More counters of the family. Statistics only: they order nothing. Shims before these were added leave them 0.
+#[repr(C, align(64))]
+pub struct More {
+    /// [`Stats::downs`] by [`Cause`], in the order of [`Cause::ALL`]; there is room for more.
+    pub downs_by: [AtomicU64; 16],
+}
+
 /// The whole file. Zeroed memory is an empty table.
 #[repr(C)]
 pub struct Table {
@@ -272,6 +317,8 @@ pub struct Table {
     pub header: Header,
     /// One for each socket; places of closed ones are used again.
     pub conns: [Conn; CONNS],
+    /// In bytes that were padding of the file.
+    pub more: More,
 }
 
 /// Bytes of the table, a multiple of the page size. Sparse: unused entries cost nothing.
@@ -387,6 +434,15 @@ impl Addr {
 }
 
 impl Table {
+    /// A sending direction has gone down.
+    pub fn count_down(&self, why: Cause) {
+        self.header.stats.downs.fetch_add(1, Relaxed);
+        let at = Cause::ALL.iter().position(|c| c.0 == why);
+        if let Some(n) = at.and_then(|at| self.more.downs_by.get(at)) {
+            n.fetch_add(1, Relaxed);
+        }
+    }
+
     /// A lane of this entry ends: its bytes are counted in the sums from now on. Moved, not copied:
     /// another process may hold the entry on, and readers add up both. For an instant both have them;
     /// that neither has would look like a counter that goes back.
@@ -505,6 +561,9 @@ mod tests {
     #[test]
     fn entries_are_whole_lines() {
         assert_eq!(core::mem::size_of::<Header>(), 128);
+        // Daemon and shims before `More` was added have the same size.
+        let before = core::mem::offset_of!(Table, more);
+        assert_eq!(TABLE_BYTES, (before + 4095) & !4095);
         assert_eq!(core::mem::size_of::<Conn>() % 64, 0);
         assert!(
             core::mem::size_of::<Conn>() <= 768,

@@ -33,7 +33,7 @@ use crate::tcp::{self, ends, probes};
 use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
 use lane::abi::{Epoch, LocWord, EPOCHS};
-use lane::family::{flag, state, Conn};
+use lane::family::{flag, state, Cause, Conn};
 use lane::half::Memory;
 use lane::num;
 use lane::proto::reason::Reason;
@@ -149,7 +149,7 @@ pub fn made_nonblocking(i: u32) {
     let c = table::conn(i);
     if c.flags.load(Relaxed) & flag::LANE != 0 && unwatched(c) {
         set_reason(c, Reason::EpollShared);
-        take_down(i);
+        take_down(i, Cause::Watched);
     }
 }
 
@@ -394,7 +394,7 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
 
 /// Takes both directions down as far as this end can: the sending half now, the receiving half by a request to the
 /// sender. May be called from any hook.
-pub fn take_down(i: u32) {
+pub fn take_down(i: u32, why: Cause) {
     let c = table::conn(i);
     let l = table::local(i);
     let Some((group, m)) = attached::of(c, l) else {
@@ -406,7 +406,7 @@ pub fn take_down(i: u32) {
         let was = c.tx.is_up();
         let _ = c.tx.down(&m, &port);
         if was {
-            probes::went_down(c);
+            probes::went_down(c, why);
         }
     }
     if let Some(_g) = lock::lock(&c.rx.lock) {
@@ -499,7 +499,7 @@ fn attend_slow(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
         let was = c.tx.is_up();
         let _ = c.tx.look(m, &Sock::new(fd, group));
         if was && !c.tx.is_up() {
-            probes::went_down(c);
+            probes::went_down(c, Cause::Peer);
         } else if !was && c.tx.is_up() {
             attached::counted_up(c);
         }

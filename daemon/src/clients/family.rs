@@ -6,7 +6,9 @@
 
 use crate::os::fds::Foreign;
 use crate::os::memfd::Ident;
-use lane::family::{flag, state, Conn, Header, Home, Stats, Table, View, CONNS, MAGIC};
+use lane::family::{
+    flag, state, Cause, Conn, Header, Home, More, Stats, Table, View, CONNS, MAGIC,
+};
 use lane::num;
 use std::mem::{offset_of, size_of, MaybeUninit};
 use std::sync::atomic::Ordering::Relaxed;
@@ -77,8 +79,11 @@ impl Family {
 
     pub fn stats(&self) -> Totals {
         let header = || {
-            self.header()
-                .map_or_else(Totals::default, |h| Totals::of(&h.stats))
+            let mut t = self
+                .header()
+                .map_or_else(Totals::default, |h| Totals::of(&h.stats));
+            t.downs_by = self.downs_by();
+            t
         };
         let mut ended = header();
         let mut last = ended;
@@ -97,6 +102,13 @@ impl Family {
             (ended, last) = (again, t);
         }
         last
+    }
+
+    fn downs_by(&self) -> [u64; CAUSES] {
+        let more = copy::<More>(&self.fd, offset_of!(Table, more), 1).and_then(|mut m| m.pop());
+        more.map_or([0; CAUSES], |m| {
+            std::array::from_fn(|i| m.downs_by[i].load(Relaxed))
+        })
     }
 
     fn header(&self) -> Option<Header> {
@@ -165,6 +177,11 @@ unsafe trait Atomics {}
 unsafe impl Atomics for Header {}
 // SAFETY: atomic integers and arrays of them.
 unsafe impl Atomics for Conn {}
+// SAFETY: atomic integers and arrays of them.
+unsafe impl Atomics for More {}
+
+/// Causes of switches to TCP.
+pub const CAUSES: usize = Cause::ALL.len();
 
 /// Sums over tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -172,6 +189,8 @@ pub struct Totals {
     pub promoted: u64,
     pub ups: u64,
     pub downs: u64,
+    /// By the causes that shims knew, in the order of [`Cause::ALL`].
+    pub downs_by: [u64; CAUSES],
     pub lane_tx: u64,
     pub lane_rx: u64,
     pub rings: u64,
@@ -185,6 +204,7 @@ impl Totals {
             promoted: s.promoted.load(Relaxed),
             ups: s.ups.load(Relaxed),
             downs: s.downs.load(Relaxed),
+            downs_by: [0; CAUSES],
             lane_tx: s.lane_tx.load(Relaxed),
             lane_rx: s.lane_rx.load(Relaxed),
             rings: s.rings.load(Relaxed),
@@ -219,6 +239,7 @@ impl Totals {
             promoted: f(self.promoted, o.promoted),
             ups: f(self.ups, o.ups),
             downs: f(self.downs, o.downs),
+            downs_by: std::array::from_fn(|i| f(self.downs_by[i], o.downs_by[i])),
             lane_tx: f(self.lane_tx, o.lane_tx),
             lane_rx: f(self.lane_rx, o.lane_rx),
             rings: f(self.rings, o.rings),

@@ -109,7 +109,7 @@ pub(super) fn ports() -> Vec<Metric> {
     of_ports(&Tree::system().counters())
 }
 
-fn of_ports(ports: &[PortCounters]) -> Vec<Metric> {
+pub(super) fn of_ports(ports: &[PortCounters]) -> Vec<Metric> {
     let mut all = Vec::new();
     type Take = fn(&PortCounters) -> Option<f64>;
     let gauges: [(&str, &str, Take); 3] = [

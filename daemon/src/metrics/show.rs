@@ -1,14 +1,16 @@
 //! The series that a snapshot makes. docs/metrics.md lists them.
 
+use super::connections::{reason, Ends};
 use super::gather::{Containers, Snapshot};
 use super::pods::{Label, Pods};
 use super::text::{float, Highest, Metric, Value};
 use super::{machine, text};
-use crate::clients::view::Entry;
+use crate::clients::family::Totals;
 use crate::config::MetricsConfig;
-use crate::core::counters::{Counters, LIMITS_US};
+use crate::core::counters::{Counters, LIMITS_US, UNKNOWN};
+use lane::family::Cause;
 use lane::num;
-use lane::proto::reason::Reason;
+use lane::proto::reason::{Reason, TABLE};
 use std::collections::BTreeMap;
 use std::time::Instant;
 use underpass_admin::{NodeState, PeerState, RailStats};
@@ -36,15 +38,14 @@ fn two(name: &str, help: &'static str, label: &'static str, values: [(&str, u64)
     m
 }
 
-/// Only names of reasons that there are: a shim may write any code.
-fn reason(code: u32) -> &'static str {
-    Reason::from_code(code).map_or("unknown", |r| r.info().name)
-}
-
+/// All reasons, also those of which there is none yet: a series that begins with 1 has not visibly grown.
 fn by_reason(name: &str, help: &'static str, all: &BTreeMap<u32, u64>) -> Metric {
+    let known = TABLE.iter().filter(|i| i.reason != Reason::None);
+    let known = known.map(|i| (i.reason.code(), i.name));
     let mut m = Metric::new(name, help);
-    for (code, n) in all {
-        m = m.with(&[("reason", reason(*code))], Value::Count(*n));
+    for (code, is) in known.chain([(UNKNOWN, reason(UNKNOWN))]) {
+        let n = all.get(&code).copied().unwrap_or(0);
+        m = m.with(&[("reason", is)], Value::Count(n));
     }
     m
 }
@@ -64,7 +65,8 @@ impl Show {
             .with(&[("version", env!("CARGO_PKG_VERSION"))], Value::Gauge(1.0))];
         all.extend(node(s));
         all.extend(counted(&s.counters));
-        all.extend(self.connections(&s.rows, now));
+        let place = |namespace: &str, pod: &str| self.pods.place(namespace, pod, now);
+        all.extend(Ends::count(&s.rows, place).metrics());
         all.extend(self.of_pods());
         if let Some(c) = &s.containers {
             all.extend(self.containers(c, now));
@@ -77,87 +79,6 @@ impl Show {
         all.extend(machine::ports());
         self.highest.keep(&mut all);
         all
-    }
-
-    /// Connections now, as `underpass ss` has them: one for each end on this node.
-    fn connections(&mut self, rows: &[Entry], now: Instant) -> Vec<Metric> {
-        #[derive(Default)]
-        struct Sum {
-            ends: u64,
-            /// Over TCP and on the lane, each sent and received.
-            bytes: [u64; 4],
-        }
-        let mut sums: BTreeMap<(&str, &str), Sum> = BTreeMap::new();
-        let mut pods: BTreeMap<(Label, &str), u64> = BTreeMap::new();
-        let mut listening = 0;
-        for e in rows {
-            let r = &e.row;
-            match r.state.as_str() {
-                "ACTIVE" => {}
-                "LISTEN" => {
-                    listening += 1;
-                    continue;
-                }
-                _ => continue,
-            }
-            let (mode, why) = match r.mode.as_str() {
-                "SMCD" => ("SMCD", "none"),
-                "SMCR" => ("SMCR", "none"),
-                _ => ("TCP", reason(r.reason)),
-            };
-            let s = sums.entry((mode, why)).or_default();
-            s.ends += 1;
-            let bytes = [
-                r.tcp_tx_bytes,
-                r.tcp_rx_bytes,
-                r.lane_tx_bytes,
-                r.lane_rx_bytes,
-            ];
-            for (sum, n) in s.bytes.iter_mut().zip(bytes) {
-                *sum = sum.saturating_add(n);
-            }
-            let (namespace, pod) = r.at.as_ref().map_or(("", ""), |w| (&w.namespace, &w.pod));
-            if let Some(label) = self.pods.place(namespace, pod, now) {
-                *pods.entry((label, mode)).or_default() += 1;
-            }
-        }
-        let mut ends = Metric::new(
-            "underpass_connections",
-            "Connection ends of programs with the shim, by mode, and on TCP by the reason",
-        );
-        let mut bytes = Metric::new(
-            "underpass_connections_bytes",
-            "What the connections that are there now have carried since they were made, over TCP and on their lanes",
-        );
-        for ((mode, why), s) in &sums {
-            let at = [("mode", *mode), ("reason", *why)];
-            ends = ends.with(&at, Value::Gauge(float(s.ends)));
-            let over = [
-                ("tcp", "sent"),
-                ("tcp", "received"),
-                ("lane", "sent"),
-                ("lane", "received"),
-            ];
-            for ((over, direction), n) in over.into_iter().zip(s.bytes) {
-                let at = [at[0], at[1], ("over", over), ("direction", direction)];
-                bytes = bytes.with(&at, Value::Gauge(float(n)));
-            }
-        }
-        let mut of_pods = Metric::new("underpass_pod_connections", "The same by pod and mode");
-        for (((namespace, pod), mode), n) in &pods {
-            let at = [
-                ("namespace", namespace.as_str()),
-                ("pod", pod),
-                ("mode", mode),
-            ];
-            of_pods = of_pods.with(&at, Value::Gauge(float(*n)));
-        }
-        let listening = gauge(
-            "underpass_listening_sockets",
-            "Listening sockets of programs with the shim",
-            listening,
-        );
-        vec![ends, bytes, listening, of_pods]
     }
 
     /// What the programs of pods have done.
@@ -276,6 +197,7 @@ fn node(s: &Snapshot) -> Vec<Metric> {
             "to",
             [("lane", t.ups), ("tcp", t.downs)],
         ),
+        switches_to_tcp(t),
         two(
             "underpass_lane_bytes",
             "Bytes on lanes",
@@ -298,6 +220,17 @@ fn node(s: &Snapshot) -> Vec<Metric> {
             t.resets,
         ),
     ]
+}
+
+fn switches_to_tcp(t: &Totals) -> Metric {
+    let mut m = Metric::new(
+        "underpass_switches_to_tcp",
+        "Sending directions that went down to TCP, by cause",
+    );
+    for ((_, cause), n) in Cause::ALL.into_iter().zip(t.downs_by) {
+        m = m.with(&[("cause", cause)], Value::Count(n));
+    }
+    m
 }
 
 /// What the core has counted.
@@ -419,4 +352,79 @@ fn rails(all: &[RailStats]) -> Vec<Metric> {
 /// As text.
 pub(super) fn write(all: Vec<Metric>, form: text::Form) -> Result<String, std::fmt::Error> {
     text::write(all, form)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::gather::Containers;
+    use super::*;
+    use underpass_admin::{PodRow, RailLinks, Where};
+    use underpass_rdma::devices::{PortCounters, NAMED};
+
+    /// What a node with two RDMA devices and a container shows besides: invented numbers, real names, labels and types.
+    fn example() -> Vec<Metric> {
+        let rail = |device: &str, n| RailStats {
+            device: device.into(),
+            port: 1,
+            links: vec![RailLinks {
+                node: "b.example".into(),
+                up: 2,
+                lanes: n,
+            }],
+            writes: 1000 * n,
+            bytes: 1_000_000 * n,
+            messages_sent: 100 * n,
+            messages_received: 90 * n,
+            links_failed: 1,
+        };
+        // The second one carries no lanes: it is shared with containers.
+        let port = |device: &str, n: u64| PortCounters {
+            device: device.into(),
+            port: 1,
+            state: Some(4),
+            physical_state: Some(5),
+            rate: Some(12.5e9),
+            named: (1..).zip(NAMED).map(|(i, c)| (c.2, n * i)).collect(),
+            own: vec![("sent_pkts".into(), n)],
+        };
+        let container = |name: &str, injected| PodRow {
+            at: Where {
+                namespace: "shop".into(),
+                pod: "web-7d9f8b6c5d-x2x4z".into(),
+                container: name.into(),
+                ..Where::default()
+            },
+            wanted: true,
+            injected,
+            ..PodRow::default()
+        };
+        let containers = Containers {
+            rows: vec![container("web", true), container("log", false)],
+            counts: [1, 1],
+            registered: true,
+        };
+        let mut show = Show::new(&MetricsConfig {
+            per_pod: crate::config::PerPod::Pod,
+            ..MetricsConfig::default()
+        });
+        let mut all = rails(&[rail("mlx5_0", 3)]);
+        all.extend(machine::of_ports(&[port("mlx5_0", 7), port("mlx5_1", 9)]));
+        all.extend(show.containers(&containers, Instant::now()));
+        all
+    }
+
+    /// The tests of dashboards and rules, which have neither devices nor a container runtime, show Prometheus this file.
+    #[test]
+    fn what_the_tests_of_dashboards_read() {
+        let made = write(example(), text::Form::Prometheus).unwrap();
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/rdma.prom");
+        if std::env::var_os("UNDERPASS_WRITE_DATA").is_some() {
+            std::fs::write(file, &made).unwrap();
+        }
+        let kept = std::fs::read_to_string(file).unwrap();
+        assert!(
+            kept == made,
+            "UNDERPASS_WRITE_DATA=1 writes {file} anew:\n{made}"
+        );
+    }
 }

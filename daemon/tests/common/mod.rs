@@ -286,7 +286,11 @@ impl Shim {
     }
 
     pub fn stats(&self) -> &lane::family::Stats {
-        &self.table.table().header.stats
+        &self.table().header.stats
+    }
+
+    pub fn table(&self) -> &Table {
+        self.table.table()
     }
 
     /// Enters a connection in the table; its number.

@@ -19,7 +19,7 @@ use crate::tcp::probes;
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;
 use lane::abi::{RING_FAST_LOG2, RING_LOG2_MAX};
-use lane::family::{flag, Conn};
+use lane::family::{flag, Cause, Conn};
 use lane::half::{tx, Iov, Memory, Sent};
 use lane::num;
 use lane::prim::cpu_and_ticks;
@@ -214,7 +214,7 @@ impl Sending<'_> {
             return Break(self.ended());
         };
         if c.owner_pid.load(Relaxed) != pids::me() {
-            promotion::take_down(self.i); // a forked child: back to TCP, where both processes may send
+            promotion::take_down(self.i, Cause::Shared); // a forked child: back to TCP, where both processes may send
         }
         if c.tx.shut.load(Relaxed) != 0 {
             return Break(self.ended()); // the kernel may not have been told yet
@@ -279,7 +279,7 @@ impl Sending<'_> {
             self.call.hold(c, l);
         }
         if was && !c.tx.is_up() {
-            probes::went_down(c);
+            probes::went_down(c, Cause::Peer);
         } else if !was && c.tx.is_up() {
             attached::counted_up(c);
         }

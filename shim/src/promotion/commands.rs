@@ -3,6 +3,7 @@
 use super::*;
 use crate::state::{attached, fdtab, fuse, table};
 use crate::{sets, sys};
+use lane::family::Cause;
 use lane::num;
 use lane::proto::msg::{op, ALL};
 
@@ -31,7 +32,7 @@ pub fn command(conn: u32, gen: u32, what: u32) {
         match what {
             op::DOWN if c.flags.fetch_or(flag::HELD, Relaxed) & flag::HELD == 0 => {
                 set_reason(c, Reason::Operator);
-                take_down(i);
+                take_down(i, Cause::Operator);
                 sets::notify(i);
             }
             op::UP if c.flags.fetch_and(!flag::HELD, Relaxed) & flag::HELD != 0 => {

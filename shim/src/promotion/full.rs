@@ -6,7 +6,7 @@ use crate::sys::{self, lock};
 use crate::tcp::port::Sock;
 use crate::tcp::probes;
 use core::sync::atomic::Ordering::*;
-use lane::family::{flag, Conn};
+use lane::family::{flag, Cause, Conn};
 use lane::half::Memory;
 use lane::proto::reason::Reason;
 
@@ -47,7 +47,7 @@ pub fn go_down_full(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory, ours: im
         full_down(c, l);
         let fd = l.fd.load(Relaxed);
         let _ = c.tx.down(m, &Sock::new(fd, group));
-        probes::went_down(c);
+        probes::went_down(c, Cause::Full);
     }
 }
 

@@ -11,7 +11,7 @@ use crate::tcp::port::{self, Sock};
 use crate::tcp::{ends, probes, reset};
 use core::sync::atomic::Ordering::*;
 use lane::abi::marks;
-use lane::family::{state, Conn};
+use lane::family::{state, Cause, Conn};
 use lane::half::rx::Revoked;
 use lane::half::{tx, Memory, Progress};
 use lane::proto::reason::Reason;
@@ -235,7 +235,7 @@ fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
             }
         }
         if was {
-            probes::went_down(c);
+            probes::went_down(c, Cause::Left);
         }
     }
 }

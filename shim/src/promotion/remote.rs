@@ -8,7 +8,7 @@ use crate::sys::{self, lock};
 use crate::tcp::port::Sock;
 use crate::tcp::probes;
 use core::sync::atomic::Ordering::*;
-use lane::family::{flag, Conn};
+use lane::family::{flag, Cause, Conn};
 use lane::half::tx;
 use lane::proto::reason::Reason;
 
@@ -29,7 +29,7 @@ pub(super) fn gone(i: u32, c: &Conn, group: &LinkGroup) {
             false => c.tx.down(&m, &port).err(),
         };
         if was && !c.tx.is_up() {
-            probes::went_down(c);
+            probes::went_down(c, Cause::Daemon);
         }
         shut_late(c, fd);
     }

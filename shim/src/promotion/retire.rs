@@ -9,7 +9,7 @@ use crate::tcp::port::Sock;
 use crate::tcp::probes;
 use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
-use lane::family::{flag, state, Conn};
+use lane::family::{flag, state, Cause, Conn};
 use lane::half::{rx, tx};
 use lane::proto::reason::Reason;
 
@@ -70,7 +70,7 @@ fn is_clear(i: u32, c: &Conn, group: &LinkGroup) -> bool {
     let was = c.tx.is_up();
     let _ = c.tx.look(&m, &port); // the peer may have requested to go down before
     if was && !c.tx.is_up() {
-        probes::went_down(c);
+        probes::went_down(c, Cause::Peer);
     }
     c.tx.mode.load(Relaxed) == tx::mode::TCP
         && matches!(c.rx.revoke(&m, &port), Ok(rx::Revoked::Clear))

@@ -10,7 +10,7 @@ use crate::tcp::port::Sock;
 use crate::tcp::probes;
 use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
-use lane::family::{state, Conn};
+use lane::family::{state, Cause, Conn};
 use lane::half::tx::mode;
 use lane::half::Memory;
 use lane::proto::reason::Reason;
@@ -100,7 +100,7 @@ fn take_back(c: &Conn, l: &Local, (group, m): (&LinkGroup, &Memory)) -> Result<(
         false => c.tx.look(m, &port),
     };
     if was && !c.tx.is_up() {
-        probes::went_down(c);
+        probes::went_down(c, Cause::TakenOver);
     }
     remote::shut_late(c, fd);
     step.map(drop)

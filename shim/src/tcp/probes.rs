@@ -20,7 +20,7 @@ use crate::state::table::{self, Local};
 use crate::sys::{self, lock, pids};
 use crate::tcp::port::Sock;
 use core::sync::atomic::{AtomicU64, Ordering::*};
-use lane::family::{flag, Conn};
+use lane::family::{flag, Cause, Conn};
 use lane::num;
 use lane::proto::reason::Reason;
 use libc::{IPPROTO_TCP, SOL_SOCKET, SO_KEEPALIVE, TCP_INFO};
@@ -127,7 +127,7 @@ fn look(c: &Conn, l: &Local, group: &LinkGroup, probe_s: u32) -> bool {
     }
     l.unanswered.store(1, Relaxed);
     let _ = c.tx.down(&m, &Sock::new(fd, group));
-    went_down(c);
+    went_down(c, Cause::Unanswered);
     true
 }
 
@@ -255,9 +255,9 @@ pub fn before_option(i: u32, level: i32, name: i32) {
 }
 
 /// A sending half has gone down. Its lock is held.
-pub fn went_down(c: &Conn) {
+pub fn went_down(c: &Conn, why: Cause) {
     restore(c, table::local_of(c));
     if let Some(t) = table::table() {
-        t.header.stats.downs.fetch_add(1, Relaxed);
+        t.count_down(why);
     }
 }

@@ -4,6 +4,7 @@ use super::kernel::strip;
 use super::*;
 use crate::state::{attached, table};
 use crate::{promotion, sys};
+use lane::family::Cause;
 use lane::num;
 use lane::proto::reason::Reason;
 
@@ -36,7 +37,7 @@ pub(super) fn adopt_one(i: u32, s: &Set, r: u32, conn: u32) {
     // are data, and their sender may be asleep for long.
     if is_unread(conn) {
         table::disqualify(c, Reason::EpollShared);
-        promotion::take_down(conn);
+        promotion::take_down(conn, Cause::Watched);
     } else if attached::engaged(c) {
         promotion::leave(conn, reg.fd.load(Relaxed), Reason::EpollShared);
     }

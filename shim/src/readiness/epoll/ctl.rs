@@ -8,6 +8,7 @@ use crate::readiness::room;
 use crate::state::{attached, fdtab, table};
 use crate::{promotion, sys};
 use core::sync::atomic::fence;
+use lane::family::Cause;
 use lane::proto::reason::Reason;
 
 /// Flags that the kernel allows together with EPOLLEXCLUSIVE.
@@ -201,7 +202,7 @@ fn armed(set: u32, conn: u32, r: u32) {
     if c.flags.load(Relaxed) & flag::LANE != 0 && is_inherited(c) && attached::engaged(c) {
         // What comes from now on comes on TCP. (If the link group's doorbell were in a set of this process, its owner
         // would no longer hear it.) Bytes already on the ring are reported from the inner set.
-        promotion::take_down(conn);
+        promotion::take_down(conn, Cause::Watched);
     }
     let Some(group) = usable_lane(conn) else {
         return;
