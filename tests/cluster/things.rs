@@ -176,7 +176,7 @@ pub const REDIS: &str =
 /// A client that counts on one connection, and stops if a number is not the next one.
 pub fn counts(address: &str) -> String {
     format!(
-        "redis-cli -h {address} -r 10000000 -i 0.01 incr $HOSTNAME | \
+        "redis-cli -h {address} del $HOSTNAME >/dev/null; redis-cli -h {address} -r 10000000 -i 0.01 incr $HOSTNAME | \
          {{ n=1; while read -r r; do [ \"$r\" = \"$n\" ] || {{ echo \"$n: $r\"; exit 1; }}; n=$((n + 1)); \
          echo $n >/tmp/counted; done; }}"
     )
