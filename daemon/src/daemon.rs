@@ -301,10 +301,9 @@ fn serve_metrics(core: &Shared, options: &Options) -> Result<(), Error> {
         return Ok(());
     }
     let fail = |e| Error::Metrics(config.listen.clone(), e);
-    let listener = std::net::TcpListener::bind(&config.listen).map_err(fail)?;
     let control = http::ControlSocket::at(&options.dir.join(CONTROL_SOCK)).map_err(fail)?;
     let (asks, asked) = tokio::sync::mpsc::channel(http::ASKS);
-    http::start(config, listener, control, asks).map_err(fail)?;
+    http::start(config, control, asks).map_err(fail)?;
     tokio::task::spawn_local(gather::serve(core.clone(), asked));
     Ok(())
 }

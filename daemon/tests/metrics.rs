@@ -19,10 +19,14 @@ struct Shown {
 
 impl Shown {
     fn start(more: &str) -> Shown {
-        let tmp = tempfile::tempdir().unwrap();
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = free.local_addr().unwrap();
         drop(free);
+        Shown::at(at, more)
+    }
+
+    fn at(at: SocketAddr, more: &str) -> Shown {
+        let tmp = tempfile::tempdir().unwrap();
         let config = tmp.path().join("config.toml");
         let text = format!("credits = 3\n[metrics]\nlisten = '{at}'\nper_pod = 'pod'\n{more}");
         std::fs::write(&config, text).unwrap();
@@ -243,6 +247,21 @@ fn readiness_tells_what_is_missing() {
         Some(0.0)
     );
     check(&all);
+}
+
+/// The daemon does not wait for the address; it is shown there as soon as that is possible.
+#[test]
+fn an_address_that_is_taken() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let d = Shown::at(taken.local_addr().unwrap(), "");
+    assert_eq!(d.daemon.stats().clients, 0, "it serves");
+    drop(taken);
+    let end = Instant::now() + PATIENCE;
+    while TcpStream::connect(d.at).is_err() {
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(d.probe("/healthz").0, 200);
 }
 
 /// The core's thread alone is stopped, as a debugger does it.

@@ -35,6 +35,8 @@ const SNAPSHOT: Duration = Duration::from_secs(12);
 const ALIVE: Duration = Duration::from_secs(1);
 /// How long the same metrics are shown.
 const FRESH: Duration = Duration::from_millis(500);
+/// Pause before the address is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
 /// Connections at a time, and those of one address.
 const CONNECTIONS: usize = 64;
 const CONNECTIONS_OF_ONE: usize = 16;
@@ -76,14 +78,15 @@ struct Scrape {
     last: Option<(Instant, Vec<Metric>)>,
 }
 
-/// Starts the thread; it ends with the process.
+/// Starts the thread; it ends with the process. Nothing else waits for an address that is not there yet: the daemon is started
+/// before the network.
 pub(crate) fn start(
     config: &MetricsConfig,
-    listener: std::net::TcpListener,
     control: ControlSocket,
     asks: mpsc::Sender<Ask>,
 ) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
+    let first = std::net::TcpListener::bind(&config.listen);
+    let at = config.listen.clone();
     let rt = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -99,15 +102,32 @@ pub(crate) fn start(
     });
     let thread = std::thread::Builder::new().name("metrics".into());
     thread.spawn(move || {
-        let serve = async {
-            match tokio::net::TcpListener::from_std(listener) {
-                Ok(l) => accept(l, &server).await,
-                Err(e) => tracing::error!("no metrics: {e}"),
-            }
-        };
-        rt.block_on(serve);
+        rt.block_on(async {
+            let listener = listen(&at, first).await;
+            accept(listener, &server).await;
+        });
     })?;
     Ok(())
+}
+
+async fn listen(at: &str, mut made: io::Result<std::net::TcpListener>) -> tokio::net::TcpListener {
+    let mut said = String::new();
+    loop {
+        let listener = made.and_then(|l| {
+            l.set_nonblocking(true)?;
+            tokio::net::TcpListener::from_std(l)
+        });
+        match listener {
+            Ok(l) => return l,
+            Err(e) if e.to_string() == said => {}
+            Err(e) => {
+                tracing::warn!("cannot show metrics at {at}: {e}; trying again");
+                said = e.to_string();
+            }
+        }
+        tokio::time::sleep(AGAIN).await;
+        made = std::net::TcpListener::bind(at);
+    }
 }
 
 async fn accept(listener: tokio::net::TcpListener, server: &Arc<Server>) {
