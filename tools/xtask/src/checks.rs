@@ -31,7 +31,7 @@ fn machete(tree: &Tree) -> Step {
     let root = tree.target.join("cargo-machete");
     let mut command = tree.command("sh", &["-c", INSTALL_AND_RUN]);
     command.env("ROOT", &root).env("VERSION", MACHETE);
-    Step::new("machete", Kind::Check, 60, command)
+    Step::new("machete", Kind::Check, 30, command)
 }
 
 const INSTALL_AND_RUN: &str = r#"
@@ -45,7 +45,7 @@ const INSTALL_AND_RUN: &str = r#"
 /// (The others name what that compiler does not know: docs/decisions/009-checks.md.)
 fn older(tree: &Tree) -> Step {
     let packages = ["-p", "underpass-lane", "-p", "underpass-rdma"];
-    Step::new("debian 13", Kind::Check, 60, debian13(tree, &packages))
+    Step::new("debian 13", Kind::Check, 50, debian13(tree, &packages))
 }
 
 /// The contract and the shim for another processor. It shows that nothing in them is x86-64's alone unless it says so;
@@ -54,7 +54,7 @@ fn aarch64(tree: &Tree) -> Step {
     let target = ["--target", "aarch64-unknown-linux-gnu"];
     let packages = ["-p", "underpass-lane", "-p", "underpass-shim"];
     let args = [target.as_slice(), &packages].concat();
-    Step::new("aarch64", Kind::Check, 45, debian13(tree, &args))
+    Step::new("aarch64", Kind::Check, 30, debian13(tree, &args))
 }
 
 fn debian13(tree: &Tree, args: &[&str]) -> Command {

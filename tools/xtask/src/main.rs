@@ -148,6 +148,8 @@ fn main() -> ExitCode {
             all.push(checks::msrv(&tree));
             all.push(checks::miri(&tree));
             all.push(checks::asan(&tree));
+            all.push(made_here(&tree, "deb"));
+            all.push(packaging(&tree, &[]));
             all.push(inject(&tree));
             all.push(soak(&tree));
             steps::run(&tree, all)
@@ -231,8 +233,7 @@ fn ci(tree: &Tree) -> Vec<Step> {
     all.extend(checks::compilers(tree));
     all.extend(test(tree));
     all.push(kubernetes(tree));
-    all.extend(["image", "deb"].map(|n| made_here(tree, n)));
-    all.push(packaging(tree, &[]));
+    all.push(made_here(tree, "image"));
     all.push(cluster(tree, &[]));
     all.push(suites(tree, &[], false));
     all.push(lab(tree, &[]));
@@ -245,7 +246,7 @@ fn lint(tree: &Tree) -> Vec<Step> {
         Step::new(
             "clippy",
             Kind::Check,
-            180,
+            140,
             tree.cargo("clippy --workspace --all-targets -- -D warnings"),
         ),
         // (The shim's library and the tool's have one name.)
@@ -271,7 +272,7 @@ fn build_step() -> Step {
         name: "build",
         kind: Kind::Build,
         command: None,
-        budget: 300,
+        budget: 290,
         skip: None,
     }
 }
@@ -280,7 +281,7 @@ fn model(tree: &Tree) -> Step {
     Step::new(
         "model",
         Kind::Tests,
-        240,
+        235,
         tree.cargo("test --release -p underpass-tests --test model --test model_remote"),
     )
 }
@@ -289,8 +290,8 @@ fn unit(tree: &Tree) -> Step {
     // Debug assertions and overflow checks are on here. The programs' own crates have no unit tests
     // of their own to run under the shim: those are integration tests.
     let c = tree
-        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-admin -p underpassd -p underpass -p xtask --lib --bins --tests");
-    Step::new("unit", Kind::Tests, 360, c)
+        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-admin -p underpassd -p underpass -p xtask --lib --bins --tests");
+    Step::new("unit", Kind::Tests, 325, c)
 }
 
 /// The data engine over simulated verbs, thousands of seeds.
@@ -298,7 +299,7 @@ fn engine(tree: &Tree) -> Step {
     Step::new(
         "engine",
         Kind::Tests,
-        120,
+        90,
         tree.cargo("test --release -p underpass-rdma --tests"),
     )
 }
@@ -308,7 +309,7 @@ fn daemons(tree: &Tree) -> Step {
     Step::new(
         "daemons",
         Kind::Tests,
-        280,
+        220,
         tree.cargo("test --release -p underpassd --test two_daemons"),
     )
 }
@@ -317,14 +318,14 @@ fn loom(tree: &Tree) -> Step {
     let mut c = tree.cargo("test --release -p underpass-lane --lib");
     c.env("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", tree.target.join("loom"));
-    Step::new("loom", Kind::Tests, 90, c)
+    Step::new("loom", Kind::Tests, 60, c)
 }
 
 fn symbols(tree: &Tree) -> Step {
     Step::new(
         "symbols",
         Kind::Tests,
-        90,
+        60,
         tree.cargo("test -p underpass-tests --test loads"),
     )
 }
@@ -341,7 +342,7 @@ fn integration(tree: &Tree, names: &[String]) -> Step {
         c.args(["--skip", "root_"]);
     }
     c.args(names);
-    Step::new("integration", Kind::Tests, 960, c)
+    Step::new("integration", Kind::Tests, 930, c)
 }
 
 /// Chaos for ten minutes, or as long as the environment says; a minute of it is among the integration
@@ -368,7 +369,7 @@ fn suites(tree: &Tree, names: &[String], full: bool) -> Step {
     if full {
         c.env("UNDERPASS_SUITES", "full");
     }
-    let budget = if full { 28_800 } else { 400 };
+    let budget = if full { 28_800 } else { 330 };
     Step::new("suites", Kind::Tests, budget, c)
 }
 
@@ -394,7 +395,7 @@ fn all_programs(tree: &Tree, names: &[String]) -> Vec<Step> {
 fn containers(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test containers --");
     c.args(names);
-    as_root(Step::new("containers", Kind::Tests, 100, c))
+    as_root(Step::new("containers", Kind::Tests, 60, c))
 }
 
 /// A step that this program does, as for `make NAME`.
@@ -423,27 +424,27 @@ fn as_root(step: Step) -> Step {
 fn cluster(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test cluster --");
     c.args(names);
-    as_root(Step::new("cluster", Kind::Tests, 200, c))
+    as_root(Step::new("cluster", Kind::Tests, 150, c))
 }
 
 /// The programs of a cluster; once.
 fn kubernetes(tree: &Tree) -> Step {
     let build = tree.command("tools/build-kubernetes.sh", &[]);
-    Step::new("kubernetes", Kind::Check, 420, build)
+    Step::new("kubernetes", Kind::Check, 360, build)
 }
 
 /// What is done with image and package.
 fn packaging(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test packaging -- --test-threads=1");
     c.args(names);
-    as_root(Step::new("packaging", Kind::Tests, 120, c))
+    as_root(Step::new("packaging", Kind::Tests, 80, c))
 }
 
 /// Virtual machines, booted once; the test program runs its tests in order by itself.
 fn lab(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test lab --");
     c.args(names);
-    Step::new("lab", Kind::Tests, 950, c)
+    Step::new("lab", Kind::Tests, 880, c)
 }
 
 #[cfg(test)]
