@@ -227,7 +227,7 @@ pub enum Error {
     Rings,
     #[error("credits must be 1 to 256")]
     Credits,
-    #[error("metrics.listen must be an address and a port, as in `127.0.0.1:7472`")]
+    #[error("metrics.listen must be an address and a port, as in `127.0.0.1:7479`")]
     Metrics,
     #[error("lanes.probe_s must be at most {PROBE_MAX_S}")]
     Probes,
@@ -327,7 +327,7 @@ mod tests {
         assert!(c.exclude.covers("x", [a("1.1.1.1:5"), a("1.1.1.2:22")]));
         assert!(c.exclude.covers("x", [a("10.0.0.1:5"), a("1.1.1.2:23")]));
         assert!(!c.exclude.covers("x", [a("1.1.1.1:5"), a("1.1.1.2:23")]));
-        let c: Config = toml::from_str("[metrics]\nlisten = '::1:7472'\nper_pod = 'pod'").unwrap();
+        let c: Config = toml::from_str("[metrics]\nlisten = '::1:7479'\nper_pod = 'pod'").unwrap();
         assert_eq!(c.metrics.per_pod, PerPod::Pod);
         assert!(c
             .check()

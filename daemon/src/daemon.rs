@@ -229,6 +229,7 @@ impl Pods {
     /// `None`: this daemon does not look after containers.
     fn make(pods: &PodsConfig) -> Option<Pods> {
         if pods.nri.as_os_str().is_empty() {
+            left::withdraw(pods, false);
             return None;
         }
         let made = place::make(&pods.dir)
@@ -267,6 +268,9 @@ impl Pods {
 
 /// What the Kubernetes API says, from now on or, if it is not to be asked, at no time.
 fn learn(config: &Config) -> (Arc<Learnt>, Option<Teller>) {
+    if !config.kubernetes.api {
+        left::withdraw(&config.pods, true);
+    }
     let learnt = Arc::new(Learnt::kept_in(
         config.pods.dir.with_file_name(left::CLUSTER),
     ));
@@ -320,7 +324,11 @@ async fn sweep(core: &Shared) {
 
 /// Reads the tables of ended families for the last time, and lets them go.
 async fn fade(core: &Shared) {
-    let fading = core.borrow().families.fading();
+    let fading = {
+        let mut c = core.borrow_mut();
+        c.find_pods();
+        c.families.fading()
+    };
     for f in fading {
         let ident = f.ident;
         if let Ok(t) = tokio::task::spawn_blocking(move || f.stats()).await {

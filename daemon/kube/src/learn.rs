@@ -1,6 +1,6 @@
 //! Watches.
 
-use super::Learnt;
+use super::{Learnt, Watched};
 use futures_util::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::core::PartialObjectMeta;
@@ -14,20 +14,31 @@ use underpass_pods::policy::ENABLED;
 /// The restart policy of an init container that goes on beside the others (Kubernetes 1.28).
 const ALWAYS: &str = "Always";
 
+/// Characters of an annotation's value that are kept.
+const WORD_MAX: usize = 16;
+/// Objects of one answer: each may be large.
+const PAGE: u32 = 100;
+
+/// Lists come from the API server's memory, as the kubelets' do: there is a daemon on every node.
+fn config() -> watcher::Config {
+    watcher::Config::default().any_semantic().page_size(PAGE)
+}
+
 /// For ever: the annotations of namespaces.
 pub(super) async fn namespaces(client: Client, learnt: &Learnt) {
     let all: Api<PartialObjectMeta<Namespace>> = Api::all(client);
-    let events = watcher(all, watcher::Config::default()).default_backoff();
+    let events = watcher(all, config()).default_backoff();
     let word = |n: &PartialObjectMeta<Namespace>| {
-        let word = n.annotations().get(ENABLED).cloned();
-        Some((n.name_any(), word?))
+        let word = n.annotations().get(ENABLED)?;
+        // (Longer ones mean nothing, and there may be many of them.)
+        Some((n.name_any(), word.chars().take(WORD_MAX).collect()))
     };
     follow(
         events,
         "namespaces",
         word,
         PartialObjectMeta::name_any,
-        |_| {},
+        |is| learnt.set_watching(Watched::Namespaces, is),
         |change| learnt.change(|c| change.make(&mut c.namespaces)),
     )
     .await;
@@ -36,7 +47,7 @@ pub(super) async fn namespaces(client: Client, learnt: &Learnt) {
 /// For ever: the pods of this node.
 pub(super) async fn pods(client: Client, node: &str, learnt: &Learnt) {
     let all: Api<Pod> = Api::all(client);
-    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+    let config = config().fields(&format!("spec.nodeName={node}"));
     let events = watcher(all, config).default_backoff();
     let uid = |p: &Pod| p.uid().unwrap_or_default();
     follow(
@@ -44,7 +55,7 @@ pub(super) async fn pods(client: Client, node: &str, learnt: &Learnt) {
         "pods",
         |p| Some((uid(p), init(p))),
         uid,
-        |is| learnt.set_watching(is),
+        |is| learnt.set_watching(Watched::Pods, is),
         |change| learnt.change(|c| change.make(&mut c.init)),
     )
     .await;

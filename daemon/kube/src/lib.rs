@@ -25,7 +25,7 @@ mod tell;
 use parking_lot::Mutex;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::atomic::{AtomicU8, Ordering::*};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -53,8 +53,15 @@ pub struct Learnt {
     cluster: Mutex<Cluster>,
     /// Where it is kept.
     file: PathBuf,
-    /// Are this node's pods being watched?
-    watching: AtomicBool,
+    /// Bits of [`Watched`].
+    watching: AtomicU8,
+}
+
+/// What is being watched, once its list is whole.
+#[derive(Clone, Copy, Debug)]
+enum Watched {
+    Namespaces = 1,
+    Pods = 2,
 }
 
 impl Learnt {
@@ -67,7 +74,7 @@ impl Learnt {
         Learnt {
             cluster: Mutex::new(cluster),
             file,
-            watching: AtomicBool::new(false),
+            watching: AtomicU8::new(0),
         }
     }
 
@@ -78,11 +85,22 @@ impl Learnt {
     /// May the pod still become known? The runtime may ask about a pod before the watch has told of it.
     pub fn awaits(&self, uid: &str) -> bool {
         // Relaxed: a hint; what it stands for is behind the lock.
-        self.watching.load(Relaxed) && !self.cluster.lock().init.contains_key(uid)
+        self.watching.load(Relaxed) & Watched::Pods as u8 != 0
+            && !self.cluster.lock().init.contains_key(uid)
     }
 
-    fn set_watching(&self, is: bool) {
-        self.watching.store(is, Relaxed);
+    /// Is all known that the API has to say?
+    pub fn is_whole(&self) -> bool {
+        // Acquire: pairs with `set_watching`.
+        self.watching.load(Acquire) == Watched::Namespaces as u8 | Watched::Pods as u8
+    }
+
+    fn set_watching(&self, what: Watched, is: bool) {
+        // Release: what was listed is there before it is said to be.
+        match is {
+            true => self.watching.fetch_or(what as u8, Release),
+            false => self.watching.fetch_and(!(what as u8), Release),
+        };
     }
 
     /// Changes it, and the file if something is different.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 
 /// Only what decisions need: memory is bounded by the annotated namespaces and the node's pods.
@@ -40,7 +40,9 @@ impl Cluster {
 
 pub(crate) fn put(file: &Path, text: &[u8]) -> io::Result<()> {
     let new = file.with_extension("new");
-    fs::write(&new, text)?;
+    let mut f = fs::File::create(&new)?;
+    f.write_all(text)?;
+    f.sync_all()?;
     fs::rename(&new, file)
 }
 

@@ -4,6 +4,7 @@
 use crate::cluster::{put, Cluster};
 use crate::place;
 use crate::policy::{decide, Decision, PodsConfig};
+use serde_json::{Map, Value};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -30,6 +31,26 @@ pub fn leave(config: &PodsConfig) -> io::Result<()> {
     )
 }
 
+/// Takes back what was left: this daemon does not look after containers (`api`: or does not ask the API).
+pub fn withdraw(config: &PodsConfig, api: bool) {
+    let files: &[&str] = if api { &[CLUSTER] } else { &[CONFIG, CLUSTER] };
+    for name in files {
+        let _ = fs::remove_file(config.dir.with_file_name(name)); // mostly there is none
+    }
+}
+
+/// Reads what a daemon has left, which may be of another version: what this one does not know is skipped.
+fn read(file: &Path) -> Option<PodsConfig> {
+    let left: Map<String, Value> = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
+    let mut known = serde_json::to_value(PodsConfig::default()).ok()?;
+    for (name, value) in left {
+        if let Some(v) = known.get_mut(&name) {
+            *v = value;
+        }
+    }
+    serde_json::from_value(known).ok()
+}
+
 /// What a container gets by what was left in `dir`. Anything that is wrong with that means: nothing.
 pub fn given(dir: &Path, pod: &PodSandbox, container: &Container) -> Option<Adjustment> {
     let file = dir.join(CONFIG);
@@ -38,8 +59,11 @@ pub fn given(dir: &Path, pod: &PodSandbox, container: &Container) -> Option<Adju
     if left.elapsed().is_ok_and(|age| age > AWAY) {
         return None;
     }
-    let config: PodsConfig = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
-    let cluster = Cluster::load(&dir.join(CLUSTER)).unwrap_or_default();
+    let config = read(&file)?;
+    if config.plugins.as_os_str().is_empty() {
+        return None; // it was switched off since
+    }
+    let cluster = Cluster::load(&dir.join(CLUSTER)).ok()?;
     let in_place = place::look(&config.dir).map_err(|e| e.to_string());
     match decide(&config, &cluster, pod, container, &in_place) {
         Decision::Inject(a) => Some(a),
@@ -58,6 +82,7 @@ mod tests {
         let t = tempfile::tempdir().unwrap();
         let config = PodsConfig {
             dir: t.path().join("pods"),
+            plugins: "/opt/nri/plugins".into(),
             exclude: vec!["kube-system".into()],
             ..PodsConfig::default()
         };
@@ -88,6 +113,27 @@ mod tests {
         assert!(!gets(&pod), "Underpass was removed");
         leave(&config).unwrap();
         assert!(gets(&pod));
+        // A newer daemon has left it.
+        let text = fs::read_to_string(t.path().join(CONFIG)).unwrap();
+        let newer = text.replacen('{', "{\"more\": [1], ", 1);
+        fs::write(t.path().join(CONFIG), newer).unwrap();
+        assert!(gets(&pod));
+        fs::write(t.path().join(CLUSTER), "").unwrap();
+        assert!(!gets(&pod), "the namespace may have said no");
+        withdraw(&config, true);
+        assert!(!gets(&pod), "nobody asks any more");
+        pod.annotations.insert(ENABLED.into(), "true".into());
+        assert!(gets(&pod));
+        let off = PodsConfig {
+            plugins: "".into(),
+            ..config.clone()
+        };
+        leave(&off).unwrap();
+        assert!(!gets(&pod), "the plugin was switched off");
+        leave(&config).unwrap();
+        assert!(gets(&pod));
+        withdraw(&config, false);
+        assert!(!gets(&pod));
         fs::write(t.path().join(CONFIG), "{").unwrap();
         assert!(!gets(&pod));
     }

@@ -1,6 +1,7 @@
 //! The directory of the node that containers get to see, read-only: the shim, the tool, the sockets for both. What steers
 //! the daemon is not in it.
 
+use super::left;
 use super::policy::{PodsConfig, SHIM};
 use rustix::fs::{FlockOperation, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
@@ -32,6 +33,8 @@ pub enum Error {
     Path(PathBuf, io::Error),
     #[error("{0} belongs to somebody else or others may write to it")]
     Insecure(PathBuf),
+    #[error("{0} is not in {dir}, where the plugin looks", dir = left::DIR)]
+    Elsewhere(PathBuf),
     #[error("another daemon has {0}")]
     Taken(PathBuf),
     #[error("{0} lies on a file system from which nothing may be executed (noexec)")]
@@ -85,6 +88,9 @@ fn fill_plugin(config: &PodsConfig) -> Result<(), Error> {
     if config.plugins.as_os_str().is_empty() {
         return Ok(());
     }
+    if config.dir.parent() != Some(Path::new(left::DIR)) {
+        return Err(Error::Elsewhere(config.dir.clone()));
+    }
     fs::create_dir_all(&config.plugins).map_err(at(&config.plugins))?;
     copy(&config.tool, &config.plugins.join(PLUGIN))
 }
@@ -94,8 +100,11 @@ fn copy(from: &Path, to: &Path) -> Result<(), Error> {
         return Ok(());
     }
     put(to, |new| {
-        fs::copy(from, new)?;
-        fs::set_permissions(new, fs::Permissions::from_mode(0o755))
+        // (A part of it must not be executable: the runtime starts what is, in its directory of plugins.)
+        let mut file = fs::File::create_new(new)?;
+        io::copy(&mut fs::File::open(from)?, &mut file)?;
+        file.sync_all()?;
+        file.set_permissions(fs::Permissions::from_mode(0o755))
     })
 }
 
@@ -130,9 +139,11 @@ fn put(to: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), Erro
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(&new)(e)),
         _ => {}
     }
-    make(&new)
-        .and_then(|()| fs::rename(&new, to))
-        .map_err(at(to))
+    let made = make(&new).and_then(|()| fs::rename(&new, to));
+    if made.is_err() {
+        let _ = fs::remove_file(&new); // what is left of it, if anything
+    }
+    made.map_err(at(to))
 }
 
 /// Have both files the same content? (`b` may not be there.)
@@ -161,7 +172,6 @@ mod tests {
             dir: t.path().join("a/b"),
             library: t.path().join("lib"),
             tool: t.path().join("tool"),
-            plugins: t.path().join("opt/plugins"),
             ..PodsConfig::default()
         };
         let lock = make(&config.dir).unwrap();
@@ -182,10 +192,30 @@ mod tests {
         assert_ne!(inode(SHIM), first, "running programs have the old one");
         assert_eq!(fs::read(config.dir.join(SHIM)).unwrap(), b"2");
         assert_eq!(fs::read(config.dir.join(SMCSS)).unwrap(), b"t");
-        assert_eq!(fs::read(config.plugins.join(PLUGIN)).unwrap(), b"t");
         assert!(look(&config.dir).is_ok() && look(t.path()).is_err());
         let mode = |name| fs::metadata(config.dir.join(name)).unwrap().mode() & 0o7777;
         assert_eq!((mode(SHIM), mode(TOOL), mode(".")), (0o755, 0o755, 0o755));
+    }
+
+    #[test]
+    fn the_plugin() {
+        let t = tempfile::tempdir().unwrap();
+        let mut config = PodsConfig {
+            tool: t.path().join("tool"),
+            plugins: t.path().join("opt/plugins"),
+            ..PodsConfig::default()
+        };
+        let plugin = config.plugins.join(PLUGIN);
+        assert!(fill_plugin(&config).is_err() && !plugin.exists());
+        let left: Vec<_> = fs::read_dir(&config.plugins).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}: the runtime would start it");
+        fs::write(&config.tool, "t").unwrap();
+        fill_plugin(&config).unwrap();
+        let m = fs::metadata(&plugin).unwrap();
+        assert_eq!((m.mode() & 0o7777, m.len()), (0o755, 1));
+        // It looks in one place only.
+        config.dir = t.path().join("pods");
+        assert!(matches!(fill_plugin(&config), Err(Error::Elsewhere(_))));
     }
 
     #[test]

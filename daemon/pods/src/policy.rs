@@ -143,6 +143,10 @@ pub fn decide(
         Ok(false) => return Decision::Unasked,
         Err(why) => return Decision::Not(why),
     }
+    // (By the plugin that the runtime has started itself.)
+    if is_injected(config, container) {
+        return Decision::Has;
+    }
     if config.exclude.contains(&pod.namespace) {
         return Decision::Not(WhyNot::Excluded);
     }
@@ -152,9 +156,6 @@ pub fn decide(
         }
     } else if cluster.is_init(&pod.uid, &container.name) {
         return Decision::Not(WhyNot::Init);
-    }
-    if is_injected(config, container) {
-        return Decision::Has;
     }
     if !pod.handler.is_empty() && !config.handlers.contains(&pod.handler) {
         return Decision::Not(WhyNot::Handler(pod.handler.clone()));

@@ -391,7 +391,11 @@ async fn stats(shared: &Shared) -> Stats {
 
 /// Reads all family tables; what all families have done.
 pub(crate) async fn read_families(shared: &Shared) -> Totals {
-    let families = shared.borrow().families.readable();
+    let families = {
+        let mut c = shared.borrow_mut();
+        c.find_pods();
+        c.families.readable()
+    };
     let read = move || -> Vec<_> { families.iter().map(|f| (f.ident, f.stats())).collect() };
     let all = tokio::task::spawn_blocking(read).await.unwrap_or_default();
     let families = &mut shared.borrow_mut().families;

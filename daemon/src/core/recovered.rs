@@ -3,6 +3,7 @@
 use super::Core;
 use crate::clients::adopt::{Found, Recovered};
 use crate::clients::commands::PendingCommands;
+use crate::clients::families::Account;
 use crate::os::memfd::Ident;
 use crate::os::process::ProcId;
 use underpass_rdma::verbs::Provider;
@@ -35,6 +36,18 @@ impl<V: Provider> Core<V> {
         recovered
             .map(|r| std::mem::take(&mut r.commands))
             .unwrap_or_default()
+    }
+
+    /// Finds the pods of families that have come since the last time; to be called before tables are read.
+    pub fn find_pods(&mut self) {
+        let known = &self.pods;
+        self.families.place(|cgroups| {
+            let at = known.of_cgroup(cgroups)?;
+            Some(Account {
+                namespace: at.namespace,
+                pod: at.pod,
+            })
+        });
     }
 
     /// Forgets processes that have ended, or that have said hello by now.

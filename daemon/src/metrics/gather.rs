@@ -86,7 +86,6 @@ fn ready(shared: &Shared) -> Ready {
 
 async fn snapshot(shared: &Shared) -> Snapshot {
     let rows = entries_of_late(shared, "metrics", LOOK).await;
-    find_pods(shared);
     let totals = read_families(shared).await;
     let (chunks, rails) = {
         let c = shared.borrow();
@@ -123,17 +122,4 @@ async fn snapshot(shared: &Shared) -> Snapshot {
         nodes,
         rails: rails.unwrap_or_default(),
     }
-}
-
-/// Finds the pods of families that have said hello since the last time.
-fn find_pods(shared: &Shared) {
-    let mut c = shared.borrow_mut();
-    let known = c.pods.clone();
-    c.families.place(|cgroups| {
-        let at = known.of_cgroup(cgroups)?;
-        Some(Account {
-            namespace: at.namespace,
-            pod: at.pod,
-        })
-    });
 }

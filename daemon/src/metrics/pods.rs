@@ -59,6 +59,9 @@ impl Pods {
     /// The label under which a pod that is here now is shown.
     pub(super) fn place(&mut self, namespace: &str, pod: &str, now: Instant) -> Option<Label> {
         let label = self.label(namespace, pod)?;
+        if label == other() {
+            return Some(label); // somebody has a pod of this name
+        }
         if let Some(s) = self.shown.get_mut(&label) {
             s.seen = now;
             return Some(label);
@@ -74,6 +77,13 @@ impl Pods {
 
     /// Takes in what all pods have done.
     pub(super) fn add(&mut self, all: &[(Arc<Account>, Totals, bool)], now: Instant) {
+        // (Nobody may have asked for longer than that.)
+        for (account, ..) in all.iter().filter(|a| a.2) {
+            let label = self.label(&account.namespace, &account.pod);
+            if let Some(s) = label.and_then(|l| self.shown.get_mut(&l)) {
+                s.seen = now;
+            }
+        }
         self.shown.retain(|_, s| now.duration_since(s.seen) < STAYS);
         for (account, totals, lives) in all {
             let before = self.read.get(account).copied().unwrap_or_default();
@@ -159,10 +169,14 @@ mod tests {
             at(602),
         );
         assert_eq!(shown(&p), [s("b", 2), s("c", 4), s("other", 5)]);
+        // Nobody has asked for a long time: who is still there keeps its series.
+        p.add(&[read("b", 2, true), read("c", 10, true)], at(9_000));
+        assert_eq!(shown(&p), [s("b", 2), s("c", 5), s("other", 5)]);
+        assert_eq!(p.place("other", "other", at(9_000)), Some(other()));
         // A table that says less than before.
-        p.add(&[read("b", 1, true), read("c", 9, true)], at(603));
-        p.add(&[read("b", 4, true), read("c", 9, true)], at(604));
-        assert_eq!(shown(&p), [s("b", 4), s("c", 4), s("other", 5)]);
+        p.add(&[read("b", 1, true), read("c", 10, true)], at(9_001));
+        p.add(&[read("b", 4, true), read("c", 10, true)], at(9_002));
+        assert_eq!(shown(&p), [s("b", 4), s("c", 5), s("other", 5)]);
     }
 
     #[test]

@@ -89,10 +89,13 @@ impl Known {
             });
             new.containers.insert(c.id, contained);
         }
+        // (Annotations may be long, and have been read.)
+        new.pods.values_mut().for_each(|p| p.annotations.clear());
         *t = new;
     }
 
-    pub(crate) fn add_pod(&self, pod: PodSandbox) {
+    pub(crate) fn add_pod(&self, mut pod: PodSandbox) {
+        pod.annotations.clear();
         self.tables.lock().pods.insert(pod.id.clone(), pod);
     }
 

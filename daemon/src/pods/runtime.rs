@@ -21,6 +21,8 @@ const AGAIN_MAX: Duration = Duration::from_secs(5);
 
 /// How long a container waits for the API's word about a pod that the runtime has told of first.
 const LATE: Duration = Duration::from_millis(50);
+/// How long the runtime waits, at the daemon's start, for the API's first word.
+const FIRST_WORD: Duration = Duration::from_secs(5);
 /// A pod's annotation: where the kubelet has it from. What is not from the API is not known there under the same uid.
 const SOURCE: (&str, &str) = ("kubernetes.io/config.source", "api");
 
@@ -53,6 +55,11 @@ pub(crate) fn start(
             tracing::error!("no container gets the shim: {e}");
         }
         let config = ours.config.clone();
+        // A container that is made before the API's word is known would go without the shim, unseen.
+        let end = Instant::now() + FIRST_WORD;
+        while ours.teller.is_some() && !ours.learnt.is_whole() && Instant::now() < end {
+            std::thread::sleep(LATE);
+        }
         rt.block_on(async { tokio::join!(leave_for_ever(&config), talk_for_ever(&mut ours)) });
     })?;
     Ok(())
@@ -122,16 +129,18 @@ impl Containers {
         self.place.clone().and_then(|()| here())
     }
 
-    /// The runtime has the pod from the kubelet, which may have heard of it before this daemon did.
-    fn await_word(&self, pod: &PodSandbox) {
+    /// The runtime has the pod from the kubelet, which may have heard of it before this daemon did; then its init containers
+    /// are not known yet. Was there something to wait for?
+    fn await_word(&self, pod: &PodSandbox) -> bool {
         let source = pod.annotations.get(SOURCE.0);
+        let from_api = source.is_none_or(|s| s == SOURCE.1);
         let end = Instant::now() + LATE;
-        while source.is_none_or(|s| s == SOURCE.1)
-            && self.learnt.awaits(&pod.uid)
-            && Instant::now() < end
-        {
+        let mut waited = false;
+        while from_api && self.learnt.awaits(&pod.uid) && Instant::now() < end {
+            waited = true;
             std::thread::sleep(LATE / 10);
         }
+        waited
     }
 
     fn refuse(&self, pod: PodSandbox, container: &str, why: &WhyNot) {
@@ -173,10 +182,15 @@ impl Plugin for Containers {
 
     fn create(&mut self, pod: PodSandbox, container: Container) -> Option<Adjustment> {
         let in_place = self.in_place();
-        self.await_word(&pod);
-        let decision = self
-            .learnt
-            .with(|cluster| policy::decide(&self.config, cluster, &pod, &container, &in_place));
+        let decide = || {
+            let by =
+                |cluster: &_| policy::decide(&self.config, cluster, &pod, &container, &in_place);
+            self.learnt.with(by)
+        };
+        let mut decision = decide();
+        if matches!(decision, Decision::Inject(_)) && self.await_word(&pod) {
+            decision = decide();
+        }
         self.known.add_pod(pod.clone());
         self.known.made_container(&container, &decision);
         match decision {

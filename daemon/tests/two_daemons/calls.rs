@@ -125,12 +125,18 @@ impl App {
             true => counted as usize,
             false => port.tcp_unread().unwrap_or(0),
         };
+        // (On TCP, the sender's kernel sends what it still held back when it hears of the first bytes, by its own clock.)
+        let on_tcp = !self.rx.engaged();
+        let at_least = |found: usize, n: usize| found == n || on_tcp && found > n;
         for len in [counted / 2, counted, counted + 100] {
             let found = self.peek(m, port, len);
             if self.error.is_some() {
                 return;
             }
-            assert_eq!(found, counted.min(len), "peeked at of {counted}");
+            assert!(
+                at_least(found, counted.min(len)),
+                "peeked at {found} of {counted}"
+            );
         }
         let before = self.received;
         loop {
@@ -156,7 +162,7 @@ impl App {
         }
         if self.error.is_none() {
             let took = (self.received - before) as usize;
-            assert_eq!(took, counted, "received");
+            assert!(at_least(took, counted), "received {took} of {counted}");
             note("counted, peeked and received");
         }
     }

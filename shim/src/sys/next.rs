@@ -5,7 +5,7 @@
 //! needs libc.so.6 alone, and asks at run time what there is.
 
 use core::arch::global_asm;
-use core::ffi::{c_char, c_int, c_void, CStr};
+use core::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 
 // The weak references: zero where nothing loaded has the name. (In Rust, weak linkage is not stable.) std refers to
@@ -91,6 +91,13 @@ extern "C" fn nothing() -> c_int {
     0
 }
 
+/// (std takes a key of 0 for none.)
+extern "C" fn a_key(key: *mut c_uint, _: *const c_void) -> c_int {
+    // SAFETY: std gives it room for a key.
+    unsafe { key.write(1) };
+    0
+}
+
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump {
     () => {
@@ -104,18 +111,18 @@ macro_rules! jump {
     };
 }
 macro_rules! instead {
-    ($($name:literal),*) => { $(global_asm!(
+    ($f:ident: $($name:literal),*) => { $(global_asm!(
         concat!(".hidden ", $name),
         concat!(".globl ", $name),
         concat!(".type ", $name, ",@function"),
         concat!($name, ":"),
         jump!(),
-        f = sym nothing,
+        f = sym $f,
     );)* };
 }
+instead!(a_key: "pthread_key_create");
 instead!(
-    "dladdr",
-    "pthread_key_create",
+    nothing: "dladdr",
     "pthread_key_delete",
     "pthread_setspecific",
     "pthread_rwlock_rdlock",
