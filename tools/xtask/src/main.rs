@@ -295,7 +295,7 @@ fn unit(tree: &Tree) -> Step {
     // of their own to run under the shim: those are integration tests.
     let c = tree
         .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-admin -p underpassd -p underpass -p xtask --lib --bins --tests");
-    Step::new("unit", Kind::Tests, 325, c)
+    Step::new("unit", Kind::Tests, 305, c)
 }
 
 /// The data engine over simulated verbs, thousands of seeds.
@@ -313,7 +313,7 @@ fn daemons(tree: &Tree) -> Step {
     Step::new(
         "daemons",
         Kind::Tests,
-        220,
+        290,
         tree.cargo("test --release -p underpassd --test two_daemons"),
     )
 }
@@ -346,7 +346,7 @@ fn integration(tree: &Tree, names: &[String]) -> Step {
         c.args(["--skip", "root_"]);
     }
     c.args(names);
-    Step::new("integration", Kind::Tests, 930, c)
+    Step::new("integration", Kind::Tests, 925, c)
 }
 
 /// Chaos for ten minutes, or as long as the environment says; a minute of it is among the integration
@@ -373,7 +373,7 @@ fn suites(tree: &Tree, names: &[String], full: bool) -> Step {
     if full {
         c.env("UNDERPASS_SUITES", "full");
     }
-    let budget = if full { 28_800 } else { 330 };
+    let budget = if full { 28_800 } else { 320 };
     Step::new("suites", Kind::Tests, budget, c)
 }
 
@@ -434,7 +434,7 @@ fn cluster(tree: &Tree, names: &[String]) -> Step {
 /// The programs of a cluster; once.
 fn kubernetes(tree: &Tree) -> Step {
     let build = tree.command("tools/build-kubernetes.sh", &[]);
-    Step::new("kubernetes", Kind::Check, 360, build)
+    Step::new("kubernetes", Kind::Check, 345, build)
 }
 
 /// What is done with image and package.
@@ -448,7 +448,7 @@ fn packaging(tree: &Tree, names: &[String]) -> Step {
 fn lab(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test lab --");
     c.args(names);
-    Step::new("lab", Kind::Tests, 880, c)
+    Step::new("lab", Kind::Tests, 860, c)
 }
 
 #[cfg(test)]
