@@ -268,15 +268,12 @@ impl Pods {
 
 /// What the Kubernetes API says, from now on or, if it is not to be asked, at no time.
 fn learn(config: &Config) -> (Arc<Learnt>, Option<Teller>) {
+    let file = config.pods.dir.with_file_name(left::CLUSTER);
     if !config.kubernetes.api {
         left::withdraw(&config.pods, true);
+        return (Arc::new(Learnt::kept_in(file)), None);
     }
-    let learnt = Arc::new(Learnt::kept_in(
-        config.pods.dir.with_file_name(left::CLUSTER),
-    ));
-    if !config.kubernetes.api {
-        return (learnt, None);
-    }
+    let learnt = Arc::new(Learnt::kept_in(file));
     let teller = underpass_kube::start(config.kubernetes.node(), learnt.clone());
     let said = |e| tracing::error!("the Kubernetes API is not asked: {e}");
     (learnt, teller.map_err(said).ok())

@@ -12,6 +12,7 @@ use underpass_nri::launched::launched;
 use underpass_nri::messages::{Adjustment, Configure, Container, PodSandbox};
 use underpass_nri::Plugin;
 use underpass_pods::left;
+use underpass_pods::policy::LEFT;
 
 /// Speaks with the runtime until it ends.
 pub fn run() -> Outcome {
@@ -38,7 +39,7 @@ impl Plugin for Left {
     fn synchronize(&mut self, _: Vec<PodSandbox>, _: Vec<Container>) {}
 
     fn create(&mut self, pod: PodSandbox, container: Container) -> Option<Adjustment> {
-        left::given(Path::new(left::DIR), &pod, &container)
+        left::given(Path::new(LEFT), &pod, &container)
     }
 
     fn pod_made(&mut self, _: PodSandbox) {}

@@ -1,9 +1,10 @@
 //! What the Kubernetes API says about who asks. Kept in a file: containers are made while the API cannot be reached, too.
 
+use crate::files::put_text;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 
 /// Only what decisions need: memory is bounded by the annotated namespaces and the node's pods.
@@ -29,21 +30,13 @@ impl Cluster {
 
     /// Replaces the file, at once and whole.
     pub fn save(&self, file: &Path) -> io::Result<()> {
-        put(file, &serde_json::to_vec(self)?)
+        put_text(file, &serde_json::to_vec(self)?)
     }
 
     pub fn is_init(&self, uid: &str, container: &str) -> bool {
         let names = self.init.get(uid);
         names.is_some_and(|names| names.iter().any(|n| n == container))
     }
-}
-
-pub(crate) fn put(file: &Path, text: &[u8]) -> io::Result<()> {
-    let new = file.with_extension("new");
-    let mut f = fs::File::create(&new)?;
-    f.write_all(text)?;
-    f.sync_all()?;
-    fs::rename(&new, file)
 }
 
 #[cfg(test)]

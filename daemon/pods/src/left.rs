@@ -1,7 +1,8 @@
 //! What the daemon leaves on the node, beside the directory that containers see, for the plugin that the container runtime
 //! starts itself: containers are made while the daemon is away, too, as it would have decided.
 
-use crate::cluster::{put, Cluster};
+use crate::cluster::Cluster;
+use crate::files::put_text;
 use crate::place;
 use crate::policy::{decide, Decision, PodsConfig};
 use serde_json::{Map, Value};
@@ -11,8 +12,6 @@ use std::path::Path;
 use std::time::Duration;
 use underpass_nri::messages::{Adjustment, Container, PodSandbox};
 
-/// Where it lies, unless the daemon's configuration says otherwise.
-pub const DIR: &str = "/var/lib/underpass";
 /// What was learnt from the Kubernetes API.
 pub const CLUSTER: &str = "cluster.json";
 /// The daemon's configuration of pods.
@@ -25,7 +24,7 @@ const AWAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Leaves the configuration, or says that it still counts.
 pub fn leave(config: &PodsConfig) -> io::Result<()> {
-    put(
+    put_text(
         &config.dir.with_file_name(CONFIG),
         &serde_json::to_vec(config)?,
     )

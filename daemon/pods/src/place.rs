@@ -1,8 +1,8 @@
 //! The directory of the node that containers get to see, read-only: the shim, the tool, the sockets for both. What steers
 //! the daemon is not in it.
 
-use super::left;
-use super::policy::{PodsConfig, SHIM};
+use super::files::put;
+use super::policy::{PodsConfig, LEFT, SHIM};
 use rustix::fs::{FlockOperation, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 use std::fs;
@@ -33,7 +33,7 @@ pub enum Error {
     Path(PathBuf, io::Error),
     #[error("{0} belongs to somebody else or others may write to it")]
     Insecure(PathBuf),
-    #[error("{0} is not in {dir}, where the plugin looks", dir = left::DIR)]
+    #[error("{0} is not in {dir}, where the plugin looks", dir = LEFT)]
     Elsewhere(PathBuf),
     #[error("another daemon has {0}")]
     Taken(PathBuf),
@@ -88,7 +88,7 @@ fn fill_plugin(config: &PodsConfig) -> Result<(), Error> {
     if config.plugins.as_os_str().is_empty() {
         return Ok(());
     }
-    if config.dir.parent() != Some(Path::new(left::DIR)) {
+    if config.dir.parent() != Some(Path::new(LEFT)) {
         return Err(Error::Elsewhere(config.dir.clone()));
     }
     fs::create_dir_all(&config.plugins).map_err(at(&config.plugins))?;
@@ -106,6 +106,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), Error> {
         file.sync_all()?;
         file.set_permissions(fs::Permissions::from_mode(0o755))
     })
+    .map_err(at(to))
 }
 
 fn fill_tool(config: &PodsConfig) -> Result<(), Error> {
@@ -113,7 +114,7 @@ fn fill_tool(config: &PodsConfig) -> Result<(), Error> {
     let link = config.dir.join(SMCSS);
     match fs::read_link(&link) {
         Ok(to) if to == Path::new(TOOL) => Ok(()),
-        _ => put(&link, |new| std::os::unix::fs::symlink(TOOL, new)),
+        _ => put(&link, |new| std::os::unix::fs::symlink(TOOL, new)).map_err(at(&link)),
     }
 }
 
@@ -130,20 +131,6 @@ pub fn look(dir: &Path) -> Result<(), Error> {
         Ok(said) if said.starts_with(b"1") => Err(Error::Labels),
         _ => Ok(()),
     }
-}
-
-/// Makes a file beside `to`, and renames it over that.
-fn put(to: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), Error> {
-    let new = to.with_extension("new");
-    match fs::remove_file(&new) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(&new)(e)),
-        _ => {}
-    }
-    let made = make(&new).and_then(|()| fs::rename(&new, to));
-    if made.is_err() {
-        let _ = fs::remove_file(&new); // what is left of it, if anything
-    }
-    made.map_err(at(to))
 }
 
 /// Have both files the same content? (`b` may not be there.)

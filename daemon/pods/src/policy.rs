@@ -8,6 +8,8 @@ use underpass_admin::environ;
 use underpass_admin::places::DIR_ENV;
 use underpass_nri::messages::{Adjustment, Container, KeyValue, Mount, PodSandbox};
 
+/// Where the daemon leaves things on the node, unless its configuration says otherwise: below it is what containers see.
+pub const LEFT: &str = "/var/lib/underpass";
 /// Where containers have the daemon's directory; the second, if something is mounted at `/run` (a directory that the runtime
 /// makes in a volume would stay there, or cannot be made).
 pub const MOUNTED_AT: [&str; 2] = [underpass_admin::places::SYSTEM_DIR, "/.underpass"];
