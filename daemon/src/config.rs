@@ -6,6 +6,7 @@ use crate::pairing::bpf::ProofConfig;
 use lane::abi::{RING_LOG2_MAX, RING_LOG2_MIN};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
+use underpass_admin::certificate::valid_name;
 use underpass_pods::policy::PodsConfig;
 
 /// Most seconds that the kernel takes between two probes (`MAX_TCP_KEEPIDLE`).
@@ -42,10 +43,16 @@ pub struct Config {
 #[serde(default, deny_unknown_fields)]
 pub struct KubernetesConfig {
     /// Read there what namespaces ask for and which containers are init containers, and tell there which pods do not get
-    /// the shim. Only with [`PodsConfig::nri`].
+    /// the shim.
     pub api: bool,
     /// This node's name there; empty: the variable `NODE_NAME`'s value.
     pub node: String,
+    /// The other nodes, and who has which address, come from there; then there is no `[[peer]]`. All daemons listen at
+    /// [`NodeConfig::control`]'s port.
+    pub nodes: bool,
+    /// ConfigMap in which the signer makes the CA known. This node's certificate is asked for there, and kept in the files
+    /// that [`TlsConfig`] names. Empty: somebody else keeps them.
+    pub ca: String,
 }
 
 impl KubernetesConfig {
@@ -233,6 +240,10 @@ pub enum Error {
     Probes,
     #[error("kubernetes.api needs this node's name: kubernetes.node, or the variable NODE_NAME")]
     NodeName,
+    #[error("kubernetes.{0} needs kubernetes.api")]
+    NoApi(&'static str),
+    #[error("with kubernetes.nodes the other nodes come from the API: [[peer]] must go")]
+    Peers,
     #[error(transparent)]
     Directory(#[from] directory::Error),
 }
@@ -255,9 +266,7 @@ impl Config {
         if self.lanes.probe_s > PROBE_MAX_S {
             return Err(Error::Probes);
         }
-        if self.kubernetes.api && self.kubernetes.node().is_empty() {
-            return Err(Error::NodeName);
-        }
+        self.check_kubernetes()?;
         let listen = &self.metrics.listen;
         if !listen.is_empty() && listen.parse::<std::net::SocketAddr>().is_err() {
             return Err(Error::Metrics);
@@ -265,7 +274,38 @@ impl Config {
         self.directory().map(|_| ())
     }
 
-    /// The nodes this daemon works with; `None`: it works alone.
+    fn check_kubernetes(&self) -> Result<(), Error> {
+        let k = &self.kubernetes;
+        let node = k.node();
+        if k.api && node.is_empty() {
+            return Err(Error::NodeName);
+        }
+        for (name, wanted) in [("nodes", k.nodes), ("ca", !k.ca.is_empty())] {
+            if wanted && !k.api {
+                return Err(Error::NoApi(name));
+            }
+        }
+        if k.nodes && !self.peer.is_empty() {
+            return Err(Error::Peers);
+        }
+        if k.nodes && !valid_name(&node) {
+            return Err(directory::Error::Name(node).into());
+        }
+        self.control_port().map(|_| ())
+    }
+
+    /// Where this daemon listens, and in a cluster all do.
+    pub fn control_port(&self) -> Result<u16, Error> {
+        let own = &self.node;
+        if own.control.is_empty() {
+            return Ok(directory::PORT);
+        }
+        let at = own.control.parse::<std::net::SocketAddr>();
+        let wrong = |_| directory::Error::Control(own.name.clone(), own.control.clone());
+        Ok(at.map_err(wrong)?.port())
+    }
+
+    /// The nodes this daemon works with, as far as this configuration names them; `None`: it names none.
     pub fn directory(&self) -> Result<Option<FileDirectory>, Error> {
         if self.peer.is_empty() {
             return Ok(None);
@@ -280,10 +320,6 @@ impl Config {
             })
             .collect();
         let own = &self.node;
-        if !own.control.is_empty() && own.control.parse::<std::net::SocketAddr>().is_err() {
-            let e = directory::Error::Control(own.name.clone(), own.control.clone());
-            return Err(e.into());
-        }
         Ok(Some(FileDirectory::new(
             &own.name,
             &own.addresses,
@@ -347,6 +383,26 @@ mod tests {
         let c: Config = toml::from_str(&peers.replace("name = 'a'", "name = 'b'")).unwrap();
         assert!(c.check().unwrap_err().to_string().contains("itself"));
         assert!(Config::default().directory().unwrap().is_none());
+        let cluster = "[kubernetes]\napi = true\nnode = 'a'\nnodes = true\nca = 'c'\n";
+        let said = |text: &str| {
+            let c: Config = toml::from_str(text).unwrap();
+            c.check().map_err(|e| e.to_string())
+        };
+        assert_eq!(said(cluster), Ok(()));
+        let wrong = |text: &str, why: &str| {
+            let e = said(text).unwrap_err();
+            assert!(e.contains(why), "{e}");
+        };
+        wrong(&cluster.replace("api = true", ""), "needs kubernetes.api");
+        wrong(
+            &cluster.replace("'a'", "'10.0.0.1'"),
+            "node name `10.0.0.1`",
+        );
+        wrong(&format!("{cluster}{}", &peers[16..]), "[[peer]] must go");
+        wrong(
+            &format!("{cluster}[node]\ncontrol = 'x'"),
+            "control address `x`",
+        );
         assert!(Config {
             ring_log2: 21,
             ring_max_log2: 20,

@@ -34,6 +34,8 @@ use crate::lanes::groups::{LinkGroups, Out, Violation};
 use crate::lanes::holders::{Came, Holders};
 use crate::lanes::inherited::InheritedEnds;
 use crate::nodes::expedite::Lookup;
+use crate::nodes::peers::directory::Directory;
+use crate::nodes::peers::Peers;
 use crate::os::fds::Foreign;
 use crate::os::memfd::{self, Ident};
 use crate::os::process::{ProcId, Process};
@@ -113,7 +115,7 @@ pub struct Core<V: Provider = Ibv> {
     /// Since when there is no shim, no lane, and nobody who asked us to stay.
     pub idle_since: Option<Duration>,
     /// The other nodes; `None`: this daemon works alone.
-    pub peers: Option<crate::nodes::peers::Peers>,
+    pub peers: Option<Peers>,
     /// Lanes to them; `None` without peers.
     pub rails: Option<Arc<DataPlane<V>>>,
     effects: remote::Effects,
@@ -130,9 +132,10 @@ pub struct Hello {
 }
 
 impl<V: Provider> Core<V> {
-    /// `verbs`: `None` if the node has no RDMA.
+    /// `directory`: the other nodes; `None`: this daemon works alone. `verbs`: `None` if the node has no RDMA.
     pub fn new(
         config: Config,
+        directory: Option<Rc<dyn Directory>>,
         proof: Arc<dyn Proof>,
         system: Arc<dyn System>,
         verbs: Option<V>,
@@ -140,7 +143,7 @@ impl<V: Provider> Core<V> {
         let incarnation = system.random();
         let clock = Clock::of(&system);
         let now = clock.now();
-        let peers = across::peers(&config);
+        let peers = directory.map(|d| Peers::new(d, Reason::NoDevice));
         let rails = peers.as_ref().map(|p| {
             let all = p.directory.peers().into_iter().map(|p| p.name);
             let own = p.directory.own();

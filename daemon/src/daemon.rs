@@ -9,7 +9,7 @@ use crate::core::{Core, Shared};
 use crate::dataplane::rail::Rails;
 use crate::dataplane::thread::Thread;
 use crate::metrics::{gather, http};
-use crate::nodes::peers;
+use crate::nodes::peers::directory::{ClusterDirectory, Directory, PORT};
 use crate::os::fds;
 use crate::os::system::Machine;
 use crate::pods::runtime;
@@ -28,7 +28,7 @@ use tokio::net::UnixListener;
 use tokio::signal::unix::{signal, SignalKind};
 use underpass_admin::{ADMIN_SOCK, CONTROL_SOCK};
 use underpass_ibv::Ibv;
-use underpass_kube::{Learnt, Teller};
+use underpass_kube::{Certificates, Learnt, Nodes, Others, Teller};
 use underpass_pods::policy::PodsConfig;
 use underpass_pods::{left, place};
 
@@ -127,8 +127,10 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
     let proof = crate::pairing::bpf::open(&options.config.proof);
     let node = Sockets::make(&options.dir, public)?;
     let pods = Pods::make(&options.config.pods);
+    let cluster = ask_cluster(&options.config);
     let core: Shared = Rc::new(RefCell::new(Core::new(
         options.config.clone(),
+        directory(&options.config, &cluster),
         proof,
         Arc::new(Machine),
         Ibv::new().ok(),
@@ -153,17 +155,8 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
     tokio::task::spawn_local(lookups::look_for_unseen_closes(core.clone()));
     let (control, admin) = (node.control, node.admin);
     tokio::task::spawn_local(admin::server::serve(core.clone(), admin, Door::Node));
-    let _pods = pods.and_then(|p| p.serve(&core, &options.config));
-    if !options.config.peer.is_empty() {
-        let node = &options.config.node;
-        let at = match node.control.as_str() {
-            "" => format!("port {}", peers::directory::PORT),
-            a => a.into(),
-        };
-        let sock = channels::listen(node).map_err(|e| Error::Peers(at, e))?;
-        let tls = options.config.tls.clone();
-        tokio::task::spawn_local(channels::run(core.clone(), tls, sock));
-    }
+    let _pods = pods.and_then(|p| p.serve(&core, &options.config, cluster));
+    serve_peers(&core, &options.config)?;
     let _dataplane = serve_rails(&core)?;
     serve_metrics(&core, options)?;
     tokio::select! {
@@ -242,7 +235,7 @@ impl Pods {
     }
 
     /// Serves the directory, and begins to speak with the containers' runtime.
-    fn serve(self, core: &Shared, config: &Config) -> Option<PodsDir> {
+    fn serve(self, core: &Shared, config: &Config, cluster: Cluster) -> Option<PodsDir> {
         let pods = &config.pods;
         let (made, dir) = match self.made {
             Err(e) => (Err(e), None),
@@ -258,7 +251,7 @@ impl Pods {
             }
         };
         let known = core.borrow().pods.clone();
-        let (learnt, teller) = learn(config);
+        let Cluster { learnt, teller, .. } = cluster;
         if let Err(e) = runtime::start(pods.clone(), known, made, learnt, teller) {
             tracing::error!("no container gets the shim: {e}");
         }
@@ -267,16 +260,67 @@ impl Pods {
 }
 
 /// What the Kubernetes API says, from now on or, if it is not to be asked, at no time.
-fn learn(config: &Config) -> (Arc<Learnt>, Option<Teller>) {
+struct Cluster {
+    learnt: Arc<Learnt>,
+    teller: Option<Teller>,
+    nodes: Option<Arc<Nodes>>,
+}
+
+fn ask_cluster(config: &Config) -> Cluster {
     let file = config.pods.dir.with_file_name(left::CLUSTER);
-    if !config.kubernetes.api {
+    let (k, tls) = (&config.kubernetes, &config.tls);
+    if !k.api {
         left::withdraw(&config.pods, true);
-        return (Arc::new(Learnt::kept_in(file)), None);
     }
     let learnt = Arc::new(Learnt::kept_in(file));
-    let teller = underpass_kube::start(config.kubernetes.node(), learnt.clone());
-    let said = |e| tracing::error!("the Kubernetes API is not asked: {e}");
-    (learnt, teller.map_err(said).ok())
+    let nodes = k.nodes.then(Arc::<Nodes>::default);
+    let certificates = (!k.ca.is_empty()).then(|| Certificates {
+        config_map: k.ca.clone(),
+        ca: tls.ca.clone(),
+        cert: tls.cert.clone(),
+        key: tls.key.clone(),
+    });
+    let others = Others {
+        nodes: nodes.clone(),
+        certificates,
+    };
+    let start = || {
+        let teller = underpass_kube::start(k.node(), learnt.clone(), others);
+        let said = |e| tracing::error!("the Kubernetes API is not asked: {e}");
+        teller.map_err(said).ok()
+    };
+    let teller = k.api.then(start).flatten();
+    Cluster {
+        learnt,
+        teller,
+        nodes,
+    }
+}
+
+/// The other nodes; `None`: this daemon works alone.
+fn directory(config: &Config, cluster: &Cluster) -> Option<Rc<dyn Directory>> {
+    if let Some(nodes) = &cluster.nodes {
+        let (own, port) = (config.kubernetes.node(), config.control_port().ok()?);
+        let d = ClusterDirectory::new(own.as_str().into(), nodes.clone(), port);
+        return Some(Rc::new(d));
+    }
+    let named = config.directory().ok().flatten()?; // checked when it was loaded
+    Some(Rc::new(named))
+}
+
+/// Listens for the other nodes' daemons, and dials them, if there may be any.
+fn serve_peers(core: &Shared, config: &Config) -> Result<(), Error> {
+    if core.borrow().peers.is_none() {
+        return Ok(());
+    }
+    let node = &config.node;
+    let at = match node.control.as_str() {
+        "" => format!("port {PORT}"),
+        a => a.into(),
+    };
+    let sock = channels::listen(node).map_err(|e| Error::Peers(at, e))?;
+    tokio::task::spawn_local(channels::run(core.clone(), config.tls.clone(), sock));
+    Ok(())
 }
 
 /// Starts the data plane, if there are devices for it.

@@ -15,18 +15,21 @@
     )
 )]
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use underpass_admin::places::{user_dir, DIR_ENV, SYSTEM_DIR, XDG_ENV};
+use underpass_signer::Options as Signer;
 use underpassd::config::Config;
 use underpassd::daemon::{run, Options};
 
 /// Pairs the ends of TCP connections on this node and makes the link groups that carry them.
 #[derive(Parser)]
-#[command(name = "underpassd", version)]
+#[command(name = "underpassd", version, args_conflicts_with_subcommands = true)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Runtime directory [default: $UNDERPASS_DIR, else /run/underpass for root,
     /// $XDG_RUNTIME_DIR/underpass or /tmp/underpass-UID for others]
     #[arg(long, value_name = "DIR")]
@@ -46,6 +49,39 @@ struct Args {
     /// Do without the BPF proof: pair ends inside one network namespace only
     #[arg(long)]
     no_bpf: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Signs the certificates of a Kubernetes cluster's nodes, instead of serving one
+    Signer(SignerArgs),
+}
+
+#[derive(clap::Args)]
+struct SignerArgs {
+    /// Namespace of what follows [default: that of the signer's pod]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    namespace: String,
+    /// Secret in which the CA is kept; made if there is none
+    #[arg(long, value_name = "NAME")]
+    secret: String,
+    /// ConfigMap that tells the nodes whom to trust
+    #[arg(long, value_name = "NAME")]
+    config_map: String,
+    /// Service account of the nodes' daemons
+    #[arg(long, value_name = "NAME")]
+    account: String,
+}
+
+impl From<SignerArgs> for Signer {
+    fn from(a: SignerArgs) -> Signer {
+        Signer {
+            namespace: a.namespace,
+            secret: a.secret,
+            config_map: a.config_map,
+            account: a.account,
+        }
+    }
 }
 
 fn default_dir() -> PathBuf {
@@ -82,7 +118,7 @@ fn colours() -> bool {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let mut args = Args::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_env("UNDERPASSD_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt()
@@ -90,9 +126,12 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(colours())
         .init();
-    let done = match options(args) {
-        Ok(o) => run(o).map_err(|e| e.to_string()),
-        Err(e) => Err(e.to_string()),
+    let done = match args.command.take() {
+        Some(Command::Signer(a)) => underpass_signer::run(a.into()).map_err(|e| e.to_string()),
+        None => match options(args) {
+            Ok(o) => run(o).map_err(|e| e.to_string()),
+            Err(e) => Err(e.to_string()),
+        },
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -7,10 +7,6 @@ use crate::cli;
 use crate::out::{self, clean, Failure, Outcome};
 use nix::fcntl::{open, OFlag};
 use nix::sys::stat::Mode;
-use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose,
-};
 use serde_json::{json, Value};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -18,9 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use time::{Duration, OffsetDateTime};
 use underpass_admin::certificate::{facts_of_pem, valid_name, Facts};
-
-/// Certificates become valid a little before they are made, because clocks differ.
-const EARLIER: Duration = Duration::hours(1);
+use underpass_certificates::{self as certificates, Authority, Error};
 
 pub fn run(o: &cli::Certs) -> Outcome {
     match o {
@@ -34,8 +28,8 @@ fn fail(path: &Path) -> impl Fn(std::io::Error) -> Failure + '_ {
     |e| Failure::new(format_args!("{}: {e}", path.display()))
 }
 
-fn making(e: rcgen::Error) -> Failure {
-    Failure::new(format_args!("cannot make a certificate: {e}"))
+fn making(e: Error) -> Failure {
+    Failure::new(e)
 }
 
 /// A file under a temporary name.
@@ -110,23 +104,14 @@ fn save(dir: &Path, name: &str, key: &str, cert: &str, force: bool) -> Result<()
     ))
 }
 
-fn params(names: Vec<String>, common: &str, days: u32) -> Result<CertificateParams, Failure> {
-    let mut p = CertificateParams::new(names).map_err(making)?;
-    p.distinguished_name = DistinguishedName::new();
-    p.distinguished_name.push(DnType::CommonName, common);
-    let now = OffsetDateTime::now_utc();
-    p.not_before = now - EARLIER;
-    p.not_after = now + Duration::days(days.into());
-    Ok(p)
+fn days(n: u32) -> Duration {
+    Duration::days(n.into())
 }
 
 fn ca(o: &cli::CertsCa) -> Outcome {
-    let key = KeyPair::generate().map_err(making)?; // ECDSA, P-256
-    let mut p = params(Vec::new(), &o.name, o.days)?;
-    p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    p.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    let cert = p.self_signed(&key).map_err(making)?;
-    save(&o.out, "ca", &key.serialize_pem(), &cert.pem(), o.force)?;
+    let now = OffsetDateTime::now_utc();
+    let made = certificates::ca(&o.name, days(o.days), now).map_err(making)?;
+    save(&o.out, "ca", &made.key, &made.cert, o.force)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -149,39 +134,26 @@ fn node(o: &cli::CertsNode) -> Outcome {
     }
     let (crt, key) = (o.ca.join("ca.crt"), o.ca.join("ca.key"));
     let (crt_text, key_text) = (read(&crt)?, read(&key)?);
-    let ca_key = KeyPair::from_pem(&key_text)
-        .map_err(|e| Failure::new(format_args!("{}: no usable key: {e}", key.display())))?;
-    let bad_ca = |why: &str| Failure::new(format_args!("{}: {why}", crt.display()));
-    let ca = facts_of_pem(&crt_text).ok_or_else(|| bad_ca("no certificate"))?;
-    if !ca.ca {
-        return Err(bad_ca("not the certificate of a CA"));
-    }
-    if ca.public_key != ca_key.public_key_raw() {
-        return Err(bad_ca(&format!("not the certificate of {}", key.display())));
-    }
-    let issuer = Issuer::from_ca_cert_pem(&crt_text, ca_key).map_err(making)?;
-    let key = KeyPair::generate().map_err(making)?;
-    let mut p = params(o.names().cloned().collect(), &o.name, o.days)?;
-    let end = OffsetDateTime::from_unix_timestamp(ca.not_after).unwrap_or(p.not_after);
-    if end <= OffsetDateTime::now_utc() {
-        return Err(bad_ca("this CA has expired; make a new one"));
-    }
-    if p.not_after > end {
-        p.not_after = end;
+    let bad_ca = |e: Error| match e {
+        Error::Key(_) => Failure::new(format_args!("{}: {e}", key.display())),
+        Error::OtherKey => Failure::new(format_args!(
+            "{}: not the certificate of {}",
+            crt.display(),
+            key.display()
+        )),
+        _ => Failure::new(format_args!("{}: {e}", crt.display())),
+    };
+    let ca = Authority::load(&crt_text, &key_text).map_err(bad_ca)?;
+    let names = o.names().cloned().collect();
+    let now = OffsetDateTime::now_utc();
+    let made = ca.node(names, &o.name, days(o.days), now).map_err(bad_ca)?;
+    if facts_of_pem(&made.cert).is_some_and(|f| f.not_after == ca.facts.not_after) {
         out::complain(format_args!(
             "valid only as long as its CA: until {}",
-            date(ca.not_after)
+            date(ca.facts.not_after)
         ));
     }
-    p.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    // Each node is a server to some peers and a client to others.
-    p.extended_key_usages = vec![
-        ExtendedKeyUsagePurpose::ServerAuth,
-        ExtendedKeyUsagePurpose::ClientAuth,
-    ];
-    p.use_authority_key_identifier_extension = true;
-    let cert = p.signed_by(&key, &issuer).map_err(making)?;
-    save(&o.out, &o.name, &key.serialize_pem(), &cert.pem(), o.force)?;
+    save(&o.out, &o.name, &made.key, &made.cert, o.force)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -47,10 +47,16 @@ pub fn facts(der: &[u8]) -> Option<Facts> {
     })
 }
 
+/// The same of all certificates in a text (PEM) that can be read.
+pub fn facts_of_all(text: &str) -> Vec<Facts> {
+    let blocks = Pem::iter_from_buffer(text.as_bytes()).flatten();
+    let certificates = blocks.filter(|b| b.label == "CERTIFICATE");
+    certificates.filter_map(|b| facts(&b.contents)).collect()
+}
+
 /// The same of the first certificate in a text.
 pub fn facts_of_pem(text: &str) -> Option<Facts> {
-    let mut blocks = Pem::iter_from_buffer(text.as_bytes()).flatten();
-    facts(&blocks.find(|b| b.label == "CERTIFICATE")?.contents)
+    facts_of_all(text).into_iter().next()
 }
 
 /// Is this a name that certificates can carry, in the one form that is compared?

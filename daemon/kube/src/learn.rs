@@ -1,13 +1,16 @@
 //! Watches.
 
+use super::nodes::{Nodes, Placed};
 use super::{Learnt, Watched};
 use futures_util::{Stream, StreamExt};
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, watcher, Event};
 use kube::runtime::WatchStreamExt;
 use kube::{Api, Client, ResourceExt};
+use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::pin::pin;
 use underpass_pods::policy::ENABLED;
 
@@ -18,6 +21,11 @@ const ALWAYS: &str = "Always";
 const WORD_MAX: usize = 16;
 /// Objects of one answer: each may be large.
 const PAGE: u32 = 100;
+
+/// Pods of one answer, where all pods are asked for.
+const PODS: u32 = 500;
+/// What network plugins write of a pod's interfaces (Multus and others).
+const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 
 /// Lists come from the API server's memory, as the kubelets' do: there is a daemon on every node.
 fn config() -> watcher::Config {
@@ -59,6 +67,91 @@ pub(super) async fn pods(client: Client, node: &str, learnt: &Learnt) {
         |change| learnt.change(|c| change.make(&mut c.init)),
     )
     .await;
+}
+
+/// For ever: the nodes and their addresses.
+pub(super) async fn nodes(client: Client, nodes: &Nodes) {
+    let all: Api<Node> = Api::all(client);
+    let events = watcher(all, config()).default_backoff();
+    let name = |n: &Node| n.name_any();
+    follow(
+        events,
+        "nodes",
+        |n| Some((name(n), node_addresses(n))),
+        name,
+        |_| {},
+        |change| match change {
+            Change::All(all) => nodes.set_nodes(&all),
+            Change::One(name, addresses) => nodes.set_node(&name, addresses.as_deref()),
+        },
+    )
+    .await;
+}
+
+/// For ever: where the cluster's pods are.
+pub(super) async fn places(client: Client, nodes: &Nodes) {
+    let all: Api<Pod> = Api::all(client);
+    // (In parts: the API server's memory would give them all at once.)
+    let config = watcher::Config::default().page_size(PODS);
+    let events = watcher(all, config).default_backoff();
+    let uid = |p: &Pod| p.uid().unwrap_or_default();
+    follow(
+        events,
+        "places of pods",
+        |p| Some((uid(p), placed(p)?)),
+        uid,
+        |_| {},
+        |change| match change {
+            Change::All(all) => nodes.set_pods(&all),
+            Change::One(uid, placed) => nodes.set_pod(&uid, placed.as_ref()),
+        },
+    )
+    .await;
+}
+
+/// Its addresses, the one within the cluster first.
+fn node_addresses(node: &Node) -> Vec<IpAddr> {
+    let status = node.status.iter();
+    let all = status.flat_map(|s| s.addresses.iter().flatten());
+    let of = |kind: &'static str| {
+        let all = all.clone().filter(move |a| a.type_ == kind);
+        all.filter_map(|a| a.address.parse().ok())
+    };
+    of("InternalIP").chain(of("ExternalIP")).collect()
+}
+
+/// Where it is and what addresses it has; `None`: none of its own.
+fn placed(pod: &Pod) -> Option<Placed> {
+    let (spec, status) = (pod.spec.as_ref()?, pod.status.as_ref()?);
+    let ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+    // (On the node's network its addresses are the node's.)
+    if ended || spec.host_network == Some(true) {
+        return None;
+    }
+    let told = status.pod_ips.iter().flatten().map(|p| &p.ip);
+    let told = told.chain(&status.pod_ip).filter_map(|ip| ip.parse().ok());
+    let mut told: Vec<IpAddr> = told.collect();
+    told.sort_unstable();
+    told.dedup();
+    let written = pod.annotations().get(NETWORK_STATUS);
+    Some(Placed {
+        node: spec.node_name.clone()?,
+        written: written.map(|w| interfaces(w, &told)).unwrap_or_default(),
+        told,
+    })
+}
+
+/// The addresses of a pod's interfaces by its annotation, but for those known otherwise.
+fn interfaces(text: &str, told: &[IpAddr]) -> Vec<IpAddr> {
+    #[derive(Deserialize)]
+    struct Interface {
+        #[serde(default)]
+        ips: Vec<String>,
+    }
+    let all: Vec<Interface> = serde_json::from_str(text).unwrap_or_default();
+    let ips = all.iter().flat_map(|i| &i.ips);
+    let ips = ips.filter_map(|ip| ip.parse().ok());
+    ips.filter(|ip| !told.contains(ip)).collect()
 }
 
 /// Names of its init containers, without those that go on beside the others.
@@ -131,5 +224,60 @@ async fn follow<K, V>(
             Ok(Event::Delete(object)) => change(Change::One(key(&object), None)),
         }
         failing = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn where_a_pod_is() {
+        let pod = |phase: &str, host: bool| -> Pod {
+            let status = json!([
+                {"name": "cni", "interface": "eth0", "ips": ["10.1.0.5"], "default": true},
+                {"name": "rail1", "interface": "net1", "ips": ["192.168.1.5", "fd01::5"], "mac": "x"},
+                {"name": "odd"},
+            ]);
+            serde_json::from_value(json!({
+                "metadata": {"annotations": {NETWORK_STATUS: status.to_string()}},
+                "spec": {"nodeName": "a", "hostNetwork": host, "containers": []},
+                "status": {"phase": phase, "podIP": "10.1.0.5",
+                           "podIPs": [{"ip": "10.1.0.5"}, {"ip": "fd00::5"}]},
+            }))
+            .unwrap()
+        };
+        let ips =
+            |all: &[&str]| -> Vec<IpAddr> { all.iter().map(|s| s.parse().unwrap()).collect() };
+        let p = placed(&pod("Running", false)).unwrap();
+        assert_eq!(p.node, "a");
+        assert_eq!(p.told, ips(&["10.1.0.5", "fd00::5"]));
+        assert_eq!(p.written, ips(&["192.168.1.5", "fd01::5"]));
+        // Addresses of ended pods are given to others.
+        assert_eq!(placed(&pod("Succeeded", false)), None);
+        assert_eq!(placed(&pod("Failed", false)), None);
+        assert_eq!(placed(&pod("Running", true)), None);
+        assert!(interfaces("{", &[]).is_empty());
+        assert!(interfaces("[{\"ips\": [\"x\"]}]", &[]).is_empty());
+    }
+
+    #[test]
+    fn where_a_node_is() {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "a"},
+            "status": {"addresses": [
+                {"type": "Hostname", "address": "10.9.9.9"},
+                {"type": "ExternalIP", "address": "192.0.2.1"},
+                {"type": "InternalIP", "address": "10.0.0.1"},
+                {"type": "InternalIP", "address": "fd00::1"},
+            ]},
+        }))
+        .unwrap();
+        let all: Vec<String> = node_addresses(&node)
+            .iter()
+            .map(|a| a.to_string())
+            .collect();
+        assert_eq!(all, ["10.0.0.1", "fd00::1", "192.0.2.1"]);
     }
 }

@@ -1,8 +1,9 @@
 //! What the daemon learns from the Kubernetes API, and what it tells there.
 //!
 //! It watches the annotations of namespaces and the pods of its own node, and writes what decisions need to a
-//! [`Cluster`]; it tells events of pods that ask for the shim and do not get it. All of it on a thread of its own: the API
-//! may be slow or away for as long as it likes, and everything goes on as it last was.
+//! [`Cluster`]; it tells events of pods that ask for the shim and do not get it. It learns the other nodes and who has which
+//! address ([`Nodes`]), and gets this node its certificate. All of it on a thread of its own: the API may be slow or away for
+//! as long as it likes, and everything goes on as it last was.
 
 // `as` only where a lint exception says why. Tests may: what they lose, they notice.
 #![cfg_attr(
@@ -19,8 +20,12 @@
     )
 )]
 
+mod identity;
 mod learn;
+mod nodes;
 mod tell;
+
+pub use nodes::Nodes;
 
 use parking_lot::Mutex;
 use std::io;
@@ -35,6 +40,29 @@ use underpass_pods::cluster::Cluster;
 const AGAIN: Duration = Duration::from_secs(5);
 /// Events that wait to be told; more are dropped.
 const EVENTS: usize = 64;
+
+/// Who signs the nodes' certificates, as requests name it.
+pub const SIGNER: &str = "underpass.io/node";
+/// Where the ConfigMap has the certificates of the CAs to trust.
+pub const CA_FILE: &str = "ca.crt";
+
+/// Where this node's certificate is kept, and whom it trusts.
+#[derive(Clone, Debug)]
+pub struct Certificates {
+    /// ConfigMap (of the daemon's namespace) with the CAs' certificates.
+    pub config_map: String,
+    /// Files.
+    pub ca: PathBuf,
+    pub cert: PathBuf,
+    pub key: PathBuf,
+}
+
+/// What is learnt of other nodes, if anything is.
+#[derive(Clone, Debug, Default)]
+pub struct Others {
+    pub nodes: Option<Arc<Nodes>>,
+    pub certificates: Option<Certificates>,
+}
 
 /// An event of a pod, shown by `kubectl describe`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,7 +158,7 @@ impl Teller {
 }
 
 /// Starts the thread; it ends with the process. `node`: this node's name in the API.
-pub fn start(node: String, learnt: Arc<Learnt>) -> io::Result<Teller> {
+pub fn start(node: String, learnt: Arc<Learnt>, others: Others) -> io::Result<Teller> {
     let rt = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -143,10 +171,27 @@ pub fn start(node: String, learnt: Arc<Learnt>) -> io::Result<Teller> {
                 learn::namespaces(client.clone(), &learnt),
                 learn::pods(client.clone(), &node, &learnt),
                 tell::events(client.clone(), &node, &mut events),
+                know(client.clone(), &node, &others),
             )
         });
     })?;
     Ok(Teller(tx))
+}
+
+/// For ever: what has to do with other nodes.
+async fn know(client: kube::Client, node: &str, others: &Others) {
+    let nodes = async {
+        if let Some(nodes) = &others.nodes {
+            let places = learn::places(client.clone(), nodes);
+            tokio::join!(learn::nodes(client.clone(), nodes), places);
+        }
+    };
+    let identity = async {
+        if let Some(c) = &others.certificates {
+            identity::keep(client.clone(), node, c).await;
+        }
+    };
+    tokio::join!(nodes, identity);
 }
 
 /// A client as pods have it, or as $KUBECONFIG says.

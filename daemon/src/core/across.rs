@@ -127,6 +127,31 @@ impl<V: Provider> Core<V> {
         }
     }
 
+    /// The directory has changed. Returns nodes that have come.
+    pub fn nodes_changed(&mut self) -> Vec<Name> {
+        let Some(changes) = self.peers.as_mut().map(Peers::compare) else {
+            return Vec::new();
+        };
+        for node in &changes.gone {
+            let parted = self.peers.as_mut().and_then(|p| p.part(node));
+            if let Some((id, why, code)) = parted {
+                self.channel_down(node, id, why, code);
+            }
+            self.rails(|r| r.node_left(node));
+            if let Some(p) = &mut self.peers {
+                p.leave(node);
+            }
+        }
+        for node in &changes.come {
+            if let Some(p) = &mut self.peers {
+                p.join(node);
+            }
+            self.rails(|r| r.node_came(&node.name));
+        }
+        self.across(Box::new(|p, now, alive, out| p.reassign(now, alive, out)));
+        changes.come.into_iter().map(|p| p.name).collect()
+    }
+
     /// An attempt at a channel has failed.
     pub fn channel_failed(&mut self, node: &Name, why: &str, code: Reason) {
         let Some(p) = self.peers.as_mut().filter(|p| !p.has_channel(node)) else {
@@ -223,10 +248,4 @@ pub(crate) fn explain(rows: &mut [Entry], shown: &HashMap<(ClientId, u32, u32), 
         }
         view::set_mode(&mut e.row);
     }
-}
-
-/// The peers of a configuration, if it has any.
-pub(crate) fn peers(config: &crate::config::Config) -> Option<Peers> {
-    let directory = config.directory().ok().flatten()?; // checked when it was loaded
-    Some(Peers::new(Rc::new(directory), Reason::NoDevice))
 }

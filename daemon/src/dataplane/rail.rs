@@ -16,6 +16,7 @@ mod devices;
 mod incarnation;
 mod inherited;
 mod lanes;
+mod members;
 mod show;
 mod takeover;
 mod wake;
@@ -30,7 +31,6 @@ use area::DaemonArea;
 use crossbeam::channel::{Receiver, Sender};
 use devices::{Devices, News};
 use incarnation::Node;
-use lane::num;
 use lane::proto::msg::ToShim;
 use lane::proto::reason::Reason;
 use lanes::Lane;
@@ -130,6 +130,11 @@ pub struct Rails<V: Provider> {
     /// The epoll set of the data plane: links of engines, doorbells, devices.
     set: Option<Arc<OwnedFd>>,
     names: Arc<[Name]>,
+    own: Name,
+    /// The next node's number.
+    numbers: u32,
+    /// Counters of nodes that are gone.
+    departed: BTreeMap<devices::Port, engine::Stats>,
     /// When [`Rails::tend`] is due, and until when the rails count as busy.
     tend_at: u64,
     busy_until: u64,
@@ -190,16 +195,14 @@ impl<V: Provider> Rails<V> {
         if verbs.is_none() {
             tracing::info!("no libibverbs: connections to other nodes stay on TCP");
         }
-        let node = |(n, name): (usize, Name)| {
-            let node = Node::new(num::small(n), *own < name, &system);
-            (name, node)
-        };
-        let nodes: BTreeMap<Name, Node<V>> = peers.enumerate().map(node).collect();
-        Rails {
+        let mut rails = Rails {
             devices: verbs.map(|v| Devices::new(v, config)),
             system,
-            names: nodes.keys().cloned().collect(),
-            nodes,
+            names: Arc::default(),
+            own: own.clone(),
+            numbers: 0,
+            departed: BTreeMap::new(),
+            nodes: BTreeMap::new(),
             groups: HashMap::new(),
             lanes: BTreeMap::new(),
             out: Vec::new(),
@@ -209,7 +212,9 @@ impl<V: Provider> Rails<V> {
             set: None,
             tend_at: 0,
             busy_until: 0,
-        }
+        };
+        peers.for_each(|name| rails.node_came(&name));
+        rails
     }
 
     /// The client that stands for this node.

@@ -8,6 +8,7 @@
 pub mod cut;
 pub mod digest;
 pub mod directory;
+mod members;
 pub mod msg;
 pub(crate) mod pairing;
 
@@ -54,6 +55,24 @@ struct Peer {
     redial: Rc<tokio::sync::Notify>,
 }
 
+impl Peer {
+    fn new(listed: &directory::Peer) -> Peer {
+        let state = PeerState {
+            name: listed.name.to_string(),
+            address: listed.shown(),
+            state: "down".into(),
+            since: now(),
+            reason: "not tried yet".into(),
+            ..PeerState::default()
+        };
+        Peer {
+            state,
+            channel: None,
+            redial: Rc::default(),
+        }
+    }
+}
+
 /// What the handshake of a new channel has established.
 pub struct Accepted {
     pub node: Name,
@@ -78,33 +97,17 @@ pub struct Peers {
 impl Peers {
     /// `refusal`: why this node makes no lanes to others.
     pub fn new(directory: Rc<dyn Directory>, refusal: Reason) -> Peers {
-        let peer = |p: directory::Peer| {
-            let (host, port) = p.control;
-            let state = PeerState {
-                name: p.name.to_string(),
-                address: match host.parse::<IpAddr>() {
-                    Ok(ip) => std::net::SocketAddr::new(ip, port).to_string(),
-                    Err(_) => format!("{host}:{port}"),
-                },
-                state: "down".into(),
-                since: now(),
-                reason: "not tried yet".into(),
-                ..PeerState::default()
-            };
-            let peer = Peer {
-                state,
-                channel: None,
-                redial: Rc::default(),
-            };
-            (p.name, peer)
-        };
         Peers {
             node: NodeState {
                 name: directory.own().to_string(),
                 ..NodeState::default()
             },
             pairing: Pairing::new(directory.clone(), refusal.code()),
-            peers: directory.peers().into_iter().map(peer).collect(),
+            peers: directory
+                .peers()
+                .iter()
+                .map(|p| (p.name.clone(), Peer::new(p)))
+                .collect(),
             directory,
             refused: VecDeque::new(),
             next: 1,
@@ -212,6 +215,10 @@ impl Peers {
 
     pub fn has_channel(&self, node: &Name) -> bool {
         self.peers.get(node).is_some_and(|p| p.channel.is_some())
+    }
+
+    pub fn names(&self) -> Vec<Name> {
+        self.peers.keys().cloned().collect()
     }
 
     pub fn redial(&self, node: &Name) -> Option<Rc<tokio::sync::Notify>> {

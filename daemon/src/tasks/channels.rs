@@ -11,9 +11,9 @@ pub mod tls;
 use crate::config::{NodeConfig, TlsConfig};
 use crate::core::Shared;
 use crate::nodes::peers::cut::Cut;
-use crate::nodes::peers::directory::{Name, Peer, PORT};
+use crate::nodes::peers::directory::{Name, PORT};
 use crate::nodes::peers::msg::{CloseReason, Msg};
-use crate::nodes::peers::QUEUE;
+use crate::nodes::peers::{Peers, QUEUE};
 use crate::os::random::random;
 use bytes::BytesMut;
 use context::Context;
@@ -45,6 +45,8 @@ const UNAUTHENTICATED_OF_ONE: usize = 16;
 const BETWEEN: Duration = Duration::from_millis(5);
 /// How often the certificate files and the deadlines are checked.
 const TICK: Duration = Duration::from_secs(1);
+/// Pause between two looks at a directory that changes.
+const BETWEEN_CHANGES: Duration = Duration::from_millis(500);
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
@@ -96,9 +98,12 @@ pub async fn run(shared: Shared, files: TlsConfig, listener: TcpListener) {
     });
     let stamps = tls::stamps(&ctx.files);
     ctx.load();
-    for p in ctx.directory.peers() {
-        tokio::task::spawn_local(dialer(ctx.clone(), p));
+    // (Those that came since the core was made are among the changes.)
+    let known = ctx.shared.borrow().peers.as_ref().map(Peers::names);
+    for name in known.unwrap_or_default() {
+        tokio::task::spawn_local(dialer(ctx.clone(), name));
     }
+    tokio::task::spawn_local(follow(ctx.clone()));
     tokio::task::spawn_local(watch(ctx.clone(), stamps));
     accept(ctx, listener).await
 }
@@ -147,26 +152,42 @@ async fn watch(ctx: Rc<Context>, mut stamps: tls::Stamps) {
     }
 }
 
+/// Carries out what changes in the directory.
+async fn follow(ctx: Rc<Context>) {
+    let Some(mut changes) = ctx.directory.changes() else {
+        return;
+    };
+    changes.mark_changed();
+    while changes.changed().await.is_ok() {
+        let come = ctx.shared.borrow_mut().nodes_changed();
+        for name in come {
+            tokio::task::spawn_local(dialer(ctx.clone(), name));
+        }
+        tokio::time::sleep(BETWEEN_CHANGES).await;
+    }
+}
+
 /// A random time between half of `d` and all of it, so that nodes do not connect at the same moment.
 fn jitter(d: Duration) -> Duration {
     let half = u64::try_from(d.as_millis()).unwrap_or(u64::MAX) / 2;
     Duration::from_millis(half + random() % (half + 1))
 }
 
-/// Keeps a channel to one peer.
-async fn dialer(ctx: Rc<Context>, peer: Peer) {
-    let redial = ctx
-        .shared
-        .borrow()
-        .peers
-        .as_ref()
-        .and_then(|p| p.redial(&peer.name));
-    let Some(redial) = redial else { return };
+/// Keeps a channel to one peer, as long as it is one.
+async fn dialer(ctx: Rc<Context>, name: Name) {
+    let Some(redial) = ctx.redial(&name) else {
+        return;
+    };
     let mut pause = DIAL_BACKOFF_MIN;
     loop {
-        while ctx.up(&peer.name) {
+        while ctx.up(&name) {
             redial.notified().await;
         }
+        // A node that has gone and come again has a dialer of its own.
+        let same = ctx.redial(&name).is_some_and(|r| Rc::ptr_eq(&r, &redial));
+        let Some(peer) = ctx.directory.find(&name).filter(|_| same) else {
+            return;
+        };
         let begin = Instant::now();
         let dialed = tokio::time::timeout(2 * handshake::TIME, handshake::dial(&ctx, &peer)).await;
         let failure = match dialed {

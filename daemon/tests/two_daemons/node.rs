@@ -22,7 +22,7 @@ use underpassd::core::{Core, Hello};
 use underpassd::dataplane::thread::{Loop, Next};
 use underpassd::nodes::peers::cut::Cut;
 use underpassd::nodes::peers::digest::Key;
-use underpassd::nodes::peers::directory::Name;
+use underpassd::nodes::peers::directory::{Directory, Name};
 use underpassd::nodes::peers::msg::Msg;
 use underpassd::nodes::peers::Accepted;
 use underpassd::os::fds::Foreign;
@@ -142,7 +142,15 @@ impl Daemon {
         alone: bool,
     ) -> Daemon {
         let system = machine.clone();
-        let mut core = Core::new(config, records.clone(), system, Some(verbs.clone()));
+        let directory = config.directory().unwrap();
+        let directory = directory.map(|d| Rc::new(d) as Rc<dyn Directory>);
+        let mut core = Core::new(
+            config,
+            directory,
+            records.clone(),
+            system,
+            Some(verbs.clone()),
+        );
         let plane = core.rails.clone().expect("peers");
         let (stale, _) = mpsc::unbounded_channel();
         let served = Loop::new(plane, stale, alone).expect("descriptors");

@@ -46,6 +46,8 @@ pub(super) struct Node<V: Provider> {
     no_rails_before: u64,
     /// Since when there has been no channel.
     alone_since: Option<u64>,
+    /// It is no peer any more.
+    pub gone: bool,
 }
 
 fn new_pair<V: Provider>(first: bool, system: &Arc<dyn System>) -> Pair<V> {
@@ -76,6 +78,7 @@ impl<V: Provider> Node<V> {
             faults: 0,
             no_rails_before: 0,
             alone_since: None,
+            gone: false,
         }
     }
 
@@ -213,7 +216,7 @@ impl<V: Provider> Rails<V> {
     }
 
     /// Begins a new incarnation with this node; everything of the previous one goes down to TCP.
-    fn renew(&mut self, name: &Name, incarnation: u64) {
+    pub(super) fn renew(&mut self, name: &Name, incarnation: u64) {
         let now = self.system.now();
         let Some(n) = self.nodes.get_mut(name) else {
             return;
@@ -239,10 +242,10 @@ impl<V: Provider> Rails<V> {
         n.rails.clear();
         n.lanes.clear();
         n.clients.clear();
-        if let Some(d) = &self.devices {
-            let ports: Vec<Port> = d.up().keys().cloned().collect();
-            ports.iter().for_each(|p| n.add_rail(now, d, p));
-        }
+        self.add_ports(name);
+        let Some(n) = self.nodes.get_mut(name) else {
+            return;
+        };
         let making: Vec<Key> = n.making.drain().map(|(_, k)| k).collect();
         for k in making {
             self.unmake(k, Reason::DaemonLost, Reason::None);
@@ -265,8 +268,19 @@ impl<V: Provider> Rails<V> {
         leaving.into_iter().for_each(|k| self.removed(k));
     }
 
+    /// Gives the node's engine all ports that are up.
+    pub(super) fn add_ports(&mut self, name: &Name) {
+        let now = self.system.now();
+        let (Some(n), Some(d)) = (self.nodes.get_mut(name), &self.devices) else {
+            return;
+        };
+        let ports: Vec<Port> = d.up().keys().cloned().collect();
+        ports.iter().for_each(|p| n.add_rail(now, d, p));
+    }
+
     /// Gives up nodes that have been out of reach for long.
     pub fn sweep(&mut self) {
+        self.forget_gone();
         let t = self.system.now();
         let lost = |n: &Node<V>| {
             let long = n.alone_since.is_some_and(|s| t >= s + LOST_NS);
@@ -287,11 +301,11 @@ impl<V: Provider> Rails<V> {
         };
         if n.no_rails_before != 0 && now >= n.no_rails_before {
             n.no_rails_before = 0;
-            if let Some(d) = &self.devices {
-                let ports: Vec<Port> = d.up().keys().cloned().collect();
-                ports.iter().for_each(|p| n.add_rail(now, d, p));
-            }
+            self.add_ports(name);
         }
+        let Some(n) = self.nodes.get_mut(name) else {
+            return false;
+        };
         let mut host = Host {
             now,
             groups: &mut self.groups,

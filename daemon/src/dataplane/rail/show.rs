@@ -1,8 +1,10 @@
 //! What the tools are shown of the rails.
 
+use super::devices::Port;
 use super::incarnation::Node;
 use super::{Key, Rails};
 use crate::clients::ids::ConnRef;
+use std::collections::BTreeMap;
 use underpass_admin::{RailLinks, RailRow, RailStats};
 use underpass_rdma::engine::{LinkView, Stats};
 use underpass_rdma::verbs::{Gid, Provider};
@@ -38,6 +40,11 @@ impl<V: Provider> Rails<V> {
     /// Counters, in parts: one for each peer node and each time that a rail was added to it.
     pub fn counts(&self) -> Vec<RailStats> {
         let mut all = Vec::new();
+        let past = |(port, stats): (&Port, &Stats)| RailStats {
+            device: port.device.name.clone(),
+            port: port.port,
+            ..part(*stats)
+        };
         for (name, node) in &self.nodes {
             let links = node.pair.links();
             for (id, port) in &node.ever {
@@ -55,12 +62,9 @@ impl<V: Provider> Rails<V> {
                     ..part(node.pair.stats(*id))
                 });
             }
-            all.extend(node.past.iter().map(|(port, stats)| RailStats {
-                device: port.device.name.clone(),
-                port: port.port,
-                ..part(*stats)
-            }));
+            all.extend(node.past.iter().map(past));
         }
+        all.extend(self.departed.iter().map(past));
         all
     }
 }
@@ -122,13 +126,18 @@ impl<V: Provider> Node<V> {
     pub(super) fn keep_counts(&mut self) {
         for (id, port) in std::mem::take(&mut self.ever) {
             let s = self.pair.stats(id);
-            let sum = self.past.entry(port).or_default();
-            sum.writes += s.writes;
-            sum.bytes += s.bytes;
-            sum.inlined += s.inlined;
-            sum.messages_sent += s.messages_sent;
-            sum.messages_received += s.messages_received;
-            sum.links_failed += s.links_failed;
+            add(&mut self.past, port, s);
         }
     }
+}
+
+/// Adds to the counters of a port.
+pub(super) fn add(all: &mut BTreeMap<Port, Stats>, port: Port, s: Stats) {
+    let sum = all.entry(port).or_default();
+    sum.writes += s.writes;
+    sum.bytes += s.bytes;
+    sum.inlined += s.inlined;
+    sum.messages_sent += s.messages_sent;
+    sum.messages_received += s.messages_received;
+    sum.links_failed += s.links_failed;
 }

@@ -1,14 +1,19 @@
 //! Which node holds which address, and where its daemon listens.
 //!
 //! Everything that a peer daemon says about addresses is checked against this, so a directory must
-//! never give one address to two nodes. Today it comes from the configuration file; a cluster's
-//! will implement the same trait.
+//! never give one address to two nodes. It comes from the configuration file, or from the API of a
+//! Kubernetes cluster.
+
+mod cluster;
+
+pub use cluster::ClusterDirectory;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
+use tokio::sync::watch;
 use underpass_admin::certificate::valid_name;
 
 /// Name of a node: the DNS name in its certificate.
@@ -30,10 +35,20 @@ pub enum Owner {
 /// The nodes that this daemon works with.
 pub trait Directory {
     fn own(&self) -> &Name;
-    /// The name of the entry for `node`, if it is a peer.
-    fn find(&self, node: &str) -> Option<Name>;
+    /// The entry for `node`, if it is a peer.
+    fn find(&self, node: &str) -> Option<Peer>;
     fn peers(&self) -> Vec<Peer>;
     fn owner(&self, ip: IpAddr) -> Owner;
+    /// A number that changes with the directory; `None`: it never does.
+    fn changes(&self) -> Option<watch::Receiver<u64>> {
+        None
+    }
+}
+
+/// Is it this node's, whatever a directory says?
+fn is_own(ip: IpAddr) -> bool {
+    let ip = ip.to_canonical();
+    ip.is_loopback() || ip.is_unspecified()
 }
 
 /// A peer node.
@@ -42,6 +57,17 @@ pub struct Peer {
     pub name: Name,
     /// Host (address or name) and port of its daemon.
     pub control: (String, u16),
+}
+
+impl Peer {
+    /// Where its daemon is, for people.
+    pub fn shown(&self) -> String {
+        let (host, port) = &self.control;
+        match host.parse::<IpAddr>() {
+            Ok(ip) => SocketAddr::new(ip, *port).to_string(),
+            Err(_) => format!("{host}:{port}"),
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -253,8 +279,8 @@ impl Directory for FileDirectory {
         &self.own
     }
 
-    fn find(&self, node: &str) -> Option<Name> {
-        self.peers.get_key_value(node).map(|(n, _)| n.clone())
+    fn find(&self, node: &str) -> Option<Peer> {
+        self.peers.get(node).cloned()
     }
 
     fn peers(&self) -> Vec<Peer> {
@@ -265,7 +291,7 @@ impl Directory for FileDirectory {
 
     fn owner(&self, ip: IpAddr) -> Owner {
         let ip = ip.to_canonical();
-        if ip.is_loopback() || ip.is_unspecified() {
+        if is_own(ip) {
             return Owner::Own;
         }
         match self.ranges.iter().find(|(r, _)| r.contains(ip)) {
@@ -278,7 +304,8 @@ impl Directory for FileDirectory {
 
 /// Names of a certificate that are peers.
 pub fn peers_among(directory: &dyn Directory, names: &[String]) -> HashSet<Name> {
-    names.iter().filter_map(|n| directory.find(n)).collect()
+    let found = names.iter().filter_map(|n| directory.find(n));
+    found.map(|p| p.name).collect()
 }
 
 #[cfg(test)]

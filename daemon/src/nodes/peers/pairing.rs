@@ -32,6 +32,7 @@ use table::Table;
 mod claim;
 mod expedited;
 mod heard;
+mod members;
 mod table;
 
 /// Most lookups that are kept for one peer, or sent to one.
@@ -163,15 +164,22 @@ impl Pairing {
         self.next - 1
     }
 
+    /// Where an end's other end may be; `None`: not on another node.
+    fn scope(&self, end: &End) -> Option<Scope> {
+        match self.directory.owner(end.peer.ip()) {
+            Owner::Own => None,
+            Owner::Peer(n) => Some(Scope::Node(n)),
+            // Connected to its own address, as within a container: this node's, even if nobody lists it.
+            Owner::Nobody if end.local.ip() == end.peer.ip() => None,
+            Owner::Nobody => Some(Scope::All),
+        }
+    }
+
     /// An end waits: look for its other end where it may be.
     pub fn lookup(&mut self, who: ConnRef, end: End, now: u64, alive: Alive, out: &mut Vec<Out>) {
         self.remove(who.client, who.conn, out);
-        let scope = match self.directory.owner(end.peer.ip()) {
-            Owner::Own => return,
-            Owner::Peer(n) => Scope::Node(n),
-            // Connected to its own address, as within a container: this node's, even if nobody lists it.
-            Owner::Nobody if end.local.ip() == end.peer.ip() => return,
-            Owner::Nobody => Scope::All,
+        let Some(scope) = self.scope(&end) else {
+            return;
         };
         let sought = Sought {
             who,

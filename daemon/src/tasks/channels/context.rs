@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// Remaining validity of a certificate below which the log warns.
 const EXPIRY_WARNING: Duration = Duration::from_secs(14 * 86_400);
@@ -61,6 +62,12 @@ impl Context {
                 false
             }
         }
+    }
+
+    /// What wakes the dialer of this node, if it is one.
+    pub(super) fn redial(&self, node: &Name) -> Option<Rc<Notify>> {
+        let core = self.shared.borrow();
+        core.peers.as_ref()?.redial(node)
     }
 
     pub(super) fn up(&self, node: &Name) -> bool {

@@ -1,0 +1,393 @@
+//! The nodes of the cluster, and which addresses the API gives each of them.
+//!
+//! An address is a node's if the API has it among the node's own, or as that of a pod that runs there. What network
+//! plugins have written of further interfaces into a pod's annotation counts only where nothing else says whose the
+//! address is, since whoever makes pods may write it. An address of two nodes is nobody's.
+//!
+//! Memory: about 200 bytes for each pod of the cluster.
+
+use parking_lot::RwLock;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// Addresses of one pod or node that count.
+const ADDRESSES_MAX: usize = 32;
+
+/// What a pod has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Placed {
+    /// The node it runs on.
+    pub node: String,
+    /// Addresses that its kubelet tells.
+    pub told: Vec<IpAddr>,
+    /// Those that stand in its annotation.
+    pub written: Vec<IpAddr>,
+}
+
+/// How certain it is that an address is a node's. The smaller ones count first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Word {
+    Told,
+    Written,
+}
+
+/// A pod as it is kept.
+#[derive(Debug)]
+struct Pod {
+    node: u32,
+    addresses: Box<[(Word, IpAddr)]>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Addresses of the nodes that there are. The first is where the node's daemon is found.
+    nodes: BTreeMap<Arc<str>, Vec<IpAddr>>,
+    /// Numbers of all nodes that were ever spoken of, and their names by number.
+    numbers: HashMap<Arc<str>, u32>,
+    names: Vec<Arc<str>>,
+    /// By uid.
+    pods: HashMap<Box<str>, Pod>,
+    /// How many have an address: by address, word, and number of the node.
+    claims: BTreeMap<(IpAddr, Word, u32), u32>,
+}
+
+/// The nodes, as one thread learns them and others ask.
+#[derive(Debug, Default)]
+pub struct Nodes {
+    state: RwLock<State>,
+    changes: watch::Sender<u64>,
+}
+
+/// Can an address be anybody's in particular?
+fn counts(ip: &IpAddr) -> bool {
+    let link_local = match ip {
+        IpAddr::V4(a) => a.is_link_local() || a.is_broadcast(),
+        IpAddr::V6(a) => a.is_unicast_link_local(),
+    };
+    !(link_local || ip.is_loopback() || ip.is_unspecified() || ip.is_multicast())
+}
+
+fn usable(all: &[IpAddr]) -> impl Iterator<Item = IpAddr> + '_ {
+    let all = all.iter().map(IpAddr::to_canonical).filter(counts);
+    all.take(ADDRESSES_MAX)
+}
+
+impl State {
+    fn number(&mut self, node: &str) -> u32 {
+        if let Some(n) = self.numbers.get(node) {
+            return *n;
+        }
+        let name: Arc<str> = node.into();
+        let n = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
+        self.names.push(name.clone());
+        self.numbers.insert(name, n);
+        n
+    }
+
+    fn claim(&mut self, at: (IpAddr, Word, u32)) {
+        *self.claims.entry(at).or_default() += 1;
+    }
+
+    fn withdraw(&mut self, at: (IpAddr, Word, u32)) {
+        if let Some(n) = self.claims.get_mut(&at) {
+            *n -= 1;
+            if *n == 0 {
+                self.claims.remove(&at);
+            }
+        }
+    }
+
+    fn set_node(&mut self, name: &str, addresses: Option<&[IpAddr]>) {
+        let number = self.number(name);
+        for ip in self.nodes.remove(name).unwrap_or_default() {
+            self.withdraw((ip, Word::Told, number));
+        }
+        let Some(addresses) = addresses else { return };
+        let all: Vec<IpAddr> = usable(addresses).collect();
+        for ip in &all {
+            self.claim((*ip, Word::Told, number));
+        }
+        self.nodes.insert(name.into(), all);
+    }
+
+    fn set_pod(&mut self, uid: &str, placed: Option<&Placed>) {
+        if let Some(old) = self.pods.remove(uid) {
+            for (word, ip) in old.addresses {
+                self.withdraw((ip, word, old.node));
+            }
+        }
+        let Some(p) = placed else { return };
+        let told = usable(&p.told).map(|ip| (Word::Told, ip));
+        let written = usable(&p.written).map(|ip| (Word::Written, ip));
+        let addresses: Box<[_]> = told.chain(written).collect();
+        if addresses.is_empty() {
+            return;
+        }
+        let node = self.number(&p.node);
+        for (word, ip) in &addresses {
+            self.claim((*ip, *word, node));
+        }
+        self.pods.insert(uid.into(), Pod { node, addresses });
+    }
+
+    fn owner(&self, ip: IpAddr) -> Option<&Arc<str>> {
+        for word in [Word::Told, Word::Written] {
+            let mut all = self.claims.range((ip, word, 0)..=(ip, word, u32::MAX));
+            let Some(((_, _, n), _)) = all.next() else {
+                continue;
+            };
+            if all.next().is_some() {
+                return None;
+            }
+            let name = self.names.get(usize::try_from(*n).ok()?)?;
+            return self.nodes.contains_key(name).then_some(name);
+        }
+        None
+    }
+}
+
+impl Nodes {
+    /// Whose address it is, if the API says so, and of one node only.
+    pub fn owner(&self, ip: IpAddr) -> Option<Arc<str>> {
+        self.state.read().owner(ip.to_canonical()).cloned()
+    }
+
+    /// Where the daemon of a node is found; `None`: there is no such node, or it has no address.
+    pub fn address(&self, name: &str) -> Option<IpAddr> {
+        self.state.read().nodes.get(name)?.first().copied()
+    }
+
+    /// All nodes that have an address.
+    pub fn all(&self) -> Vec<(Arc<str>, IpAddr)> {
+        let state = self.state.read();
+        let nodes = state.nodes.iter();
+        nodes
+            .filter_map(|(name, all)| Some((name.clone(), *all.first()?)))
+            .collect()
+    }
+
+    /// A number that changes with every change.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    fn change(&self, f: impl FnOnce(&mut State)) {
+        f(&mut self.state.write());
+        self.changes.send_modify(|n| *n += 1);
+    }
+
+    /// Replaces all nodes.
+    pub(super) fn set_nodes(&self, all: &BTreeMap<String, Vec<IpAddr>>) {
+        self.change(|s| {
+            let old: Vec<Arc<str>> = s.nodes.keys().cloned().collect();
+            for name in old.iter().filter(|n| !all.contains_key(&***n)) {
+                s.set_node(name, None);
+            }
+            for (name, addresses) in all {
+                s.set_node(name, Some(addresses));
+            }
+        });
+    }
+
+    /// `None`: the node is gone. A kubelet tells its node's state again and again: what is as it was is no change.
+    pub(super) fn set_node(&self, name: &str, addresses: Option<&[IpAddr]>) {
+        let same = {
+            let s = self.state.read();
+            let old = s.nodes.get(name);
+            let new: Option<Vec<IpAddr>> = addresses.map(|a| usable(a).collect());
+            old == new.as_ref()
+        };
+        if !same {
+            self.change(|s| s.set_node(name, addresses));
+        }
+    }
+
+    /// Replaces all pods.
+    pub(super) fn set_pods(&self, all: &BTreeMap<String, Placed>) {
+        self.change(|s| {
+            let gone = s.pods.keys().filter(|uid| !all.contains_key(&***uid));
+            let gone: Vec<Box<str>> = gone.cloned().collect();
+            for uid in gone {
+                s.set_pod(&uid, None);
+            }
+            for (uid, placed) in all {
+                s.set_pod(uid, Some(placed));
+            }
+        });
+    }
+
+    /// `None`: the pod has no address any more. (Most changes of pods are about something else.)
+    pub(super) fn set_pod(&self, uid: &str, placed: Option<&Placed>) {
+        if !self.has(uid, placed) {
+            self.change(|s| s.set_pod(uid, placed));
+        }
+    }
+
+    fn has(&self, uid: &str, placed: Option<&Placed>) -> bool {
+        let s = self.state.read();
+        let wanted = placed.map(|p| {
+            let told = usable(&p.told).map(|ip| (Word::Told, ip));
+            let written = usable(&p.written).map(|ip| (Word::Written, ip));
+            (p.node.as_str(), told.chain(written).collect::<Vec<_>>())
+        });
+        let wanted = wanted.filter(|(_, all)| !all.is_empty());
+        let name = |n: u32| s.names.get(usize::try_from(n).unwrap_or(usize::MAX));
+        match (s.pods.get(uid), wanted) {
+            (None, None) => true,
+            (Some(is), Some((node, all))) => {
+                name(is.node).is_some_and(|n| **n == *node) && *is.addresses == *all
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ip(s: &str) -> IpAddr {
+        s.parse().unwrap()
+    }
+
+    fn placed(node: &str, told: &[&str], written: &[&str]) -> Placed {
+        Placed {
+            node: node.into(),
+            told: told.iter().map(|s| ip(s)).collect(),
+            written: written.iter().map(|s| ip(s)).collect(),
+        }
+    }
+
+    fn two() -> Nodes {
+        let n = Nodes::default();
+        n.set_node("a", Some(&[ip("10.0.0.1"), ip("fd00::1")]));
+        n.set_node("b", Some(&[ip("10.0.0.2")]));
+        n
+    }
+
+    fn owner(n: &Nodes, s: &str) -> String {
+        n.owner(ip(s)).map_or(String::new(), |o| o.to_string())
+    }
+
+    #[test]
+    fn owners() {
+        let n = two();
+        n.set_pod("1", Some(&placed("a", &["10.1.0.5", "fd00:1::5"], &[])));
+        n.set_pod("2", Some(&placed("b", &["10.1.0.6"], &["192.168.0.6"])));
+        for (at, whose) in [
+            ("10.0.0.1", "a"),
+            ("fd00::1", "a"),
+            ("::ffff:10.0.0.2", "b"),
+            ("10.1.0.5", "a"),
+            ("fd00:1::5", "a"),
+            ("10.1.0.6", "b"),
+            ("192.168.0.6", "b"),
+            ("10.1.0.7", ""),
+        ] {
+            assert_eq!(owner(&n, at), whose, "{at}");
+        }
+        assert_eq!(n.address("a"), Some(ip("10.0.0.1")));
+        assert_eq!(n.all().len(), 2);
+        // The pod goes, another one gets its address on the other node.
+        n.set_pod("1", None);
+        assert_eq!(owner(&n, "10.1.0.5"), "");
+        n.set_pod("3", Some(&placed("b", &["10.1.0.5"], &[])));
+        assert_eq!(owner(&n, "10.1.0.5"), "b");
+        // Without its node a pod's address is nobody's.
+        n.set_node("b", None);
+        assert_eq!(owner(&n, "10.1.0.5"), "");
+        assert_eq!(n.address("b"), None);
+    }
+
+    #[test]
+    fn an_address_of_two_nodes_is_nobodys() {
+        let n = two();
+        n.set_pod("1", Some(&placed("a", &["10.1.0.5"], &[])));
+        n.set_pod("2", Some(&placed("b", &["10.1.0.5", "10.0.0.1"], &[])));
+        assert_eq!(owner(&n, "10.1.0.5"), "");
+        assert_eq!(owner(&n, "10.0.0.1"), "");
+        n.set_pod("2", None);
+        assert_eq!(owner(&n, "10.1.0.5"), "a");
+        assert_eq!(owner(&n, "10.0.0.1"), "a");
+        // Two pods of one node may share it: they use the node's network.
+        n.set_pod("4", Some(&placed("a", &["10.0.0.1"], &[])));
+        n.set_pod("4", None);
+        assert_eq!(owner(&n, "10.0.0.1"), "a");
+    }
+
+    #[test]
+    fn an_annotation_takes_nobodys_address() {
+        let n = two();
+        n.set_pod("1", Some(&placed("a", &["10.1.0.5"], &["192.168.0.5"])));
+        let all = ["10.1.0.5", "10.0.0.1", "127.0.0.1", "224.0.0.1", "0.0.0.0"];
+        n.set_pod("2", Some(&placed("b", &["10.1.0.6"], &all)));
+        assert_eq!(owner(&n, "10.1.0.5"), "a");
+        assert_eq!(owner(&n, "10.0.0.1"), "a");
+        assert_eq!(owner(&n, "127.0.0.1"), "");
+        n.set_pod("2", Some(&placed("b", &["10.1.0.6"], &["192.168.0.5"])));
+        assert_eq!(owner(&n, "192.168.0.5"), "");
+    }
+
+    #[test]
+    fn only_what_is_different_is_a_change() {
+        let n = two();
+        let p = placed("a", &["10.1.0.5"], &["192.168.0.5", "127.0.0.1"]);
+        n.set_pod("1", Some(&p));
+        let changes = n.changes();
+        let before = *changes.borrow();
+        n.set_pod("1", Some(&p));
+        n.set_node("b", Some(&[ip("10.0.0.2")]));
+        n.set_pod("9", None);
+        n.set_pod("9", Some(&placed("a", &[], &[])));
+        n.set_node("c", None);
+        assert_eq!(*changes.borrow(), before);
+        n.set_pod("1", Some(&placed("b", &["10.1.0.5"], &["192.168.0.5"])));
+        assert_eq!(*changes.borrow(), before + 1);
+        assert_eq!(owner(&n, "10.1.0.5"), "b");
+    }
+
+    proptest! {
+        /// Whatever came before, a whole list leaves what it says and nothing else.
+        #[test]
+        fn lists_and_changes_agree(
+            steps in prop::collection::vec((0u8..6, 0u8..3, 0u8..8, 0u8..8, any::<bool>()), 0..40)
+        ) {
+            let nodes: BTreeMap<String, Vec<IpAddr>> = (0..3u8)
+                .map(|n| (format!("n{n}"), vec![IpAddr::from([10, 9, 0, n])]))
+                .collect();
+            let (one, whole) = (Nodes::default(), Nodes::default());
+            one.set_nodes(&nodes);
+            whole.set_nodes(&nodes);
+            let mut pods = BTreeMap::new();
+            for (uid, node, told, written, is) in steps {
+                let p = Placed {
+                    node: format!("n{node}"),
+                    told: vec![IpAddr::from([10, 1, 0, told])],
+                    written: vec![IpAddr::from([10, 1, 0, written])],
+                };
+                one.set_pod(&uid.to_string(), is.then_some(&p));
+                match is {
+                    true => pods.insert(uid.to_string(), p),
+                    false => pods.remove(&uid.to_string()),
+                };
+                whole.set_pods(&pods);
+                for last in 0..8 {
+                    let at = IpAddr::from([10, 1, 0, last]);
+                    prop_assert_eq!(one.owner(at), whole.owner(at));
+                    let told: std::collections::BTreeSet<&str> = pods
+                        .values()
+                        .filter(|p| p.told.contains(&at))
+                        .map(|p| p.node.as_str())
+                        .collect();
+                    if let Some(n) = told.first() {
+                        let owner = one.owner(at);
+                        prop_assert_eq!(owner.as_deref(), (told.len() == 1).then_some(*n));
+                    }
+                }
+            }
+        }
+    }
+}
