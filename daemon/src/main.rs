@@ -62,7 +62,7 @@ struct SignerArgs {
     /// Namespace of what follows [default: that of the signer's pod]
     #[arg(long, default_value = "", hide_default_value = true)]
     namespace: String,
-    /// Secret in which the CA is kept; made if there is none
+    /// Secret in which the CA is kept; one without data gets a new CA
     #[arg(long, value_name = "NAME")]
     secret: String,
     /// ConfigMap that tells the nodes whom to trust

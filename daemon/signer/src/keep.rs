@@ -4,7 +4,7 @@ use super::authority::Kept;
 use super::{Error, Options};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::ByteString;
-use kube::api::{ObjectMeta, PostParams};
+use kube::api::PostParams;
 use kube::{Api, Client};
 use std::collections::BTreeMap;
 use time::OffsetDateTime;
@@ -17,27 +17,22 @@ pub(super) async fn tend(
     now: OffsetDateTime,
 ) -> Result<Kept, Error> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &options.namespace);
-    let kept = match secrets.get_opt(&options.secret).await? {
-        None => {
-            let kept = Kept::new(now)?;
-            let secret = write(Secret::default(), &options.secret, &kept);
-            // (If another one was quicker, it is found by the next try.)
-            secrets.create(&PostParams::default(), &secret).await?;
-            tracing::info!("made a CA: Secret {}", options.secret);
-            kept
-        }
-        Some(secret) => {
+    let secret = secrets.get(&options.secret).await?;
+    let (was, kept) = match secret.data.as_ref().is_none_or(|d| d.is_empty()) {
+        true => (None, Kept::new(now)?),
+        false => {
             let was = read(&secret)?;
-            let kept = was.clone().step(now)?;
-            if kept != was {
-                let secret = write(secret, &options.secret, &kept);
-                let version = PostParams::default();
-                secrets.replace(&options.secret, &version, &secret).await?;
-                tracing::info!("replaced the CA: Secret {}", options.secret);
-            }
-            kept
+            (Some(was.clone()), was.step(now)?)
         }
     };
+    if was.as_ref() != Some(&kept) {
+        let secret = write(secret, &kept);
+        let version = PostParams::default();
+        // (If another one was quicker, this fails, and its CA is found by the next try.)
+        secrets.replace(&options.secret, &version, &secret).await?;
+        let what = if was.is_none() { "a new" } else { "another" };
+        tracing::info!("{what} CA is in Secret {}", options.secret);
+    }
     publish(client, options, &kept.trusted()).await?;
     Ok(kept)
 }
@@ -49,8 +44,7 @@ fn read(secret: &Secret) -> Result<Kept, Error> {
     Ok(Kept::read(&data)?)
 }
 
-fn write(mut secret: Secret, name: &str, kept: &Kept) -> Secret {
-    secret.metadata.name = Some(name.into());
+fn write(mut secret: Secret, kept: &Kept) -> Secret {
     let data = kept.data().into_iter();
     secret.data = Some(data.map(|(k, v)| (k, ByteString(v.into_bytes()))).collect());
     secret
@@ -59,24 +53,11 @@ fn write(mut secret: Secret, name: &str, kept: &Kept) -> Secret {
 async fn publish(client: &Client, options: &Options, trusted: &str) -> Result<(), Error> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &options.namespace);
     let data = BTreeMap::from([(CA_FILE.to_owned(), trusted.to_owned())]);
-    match maps.get_opt(&options.config_map).await? {
-        Some(map) if map.data.as_ref() == Some(&data) => {}
-        Some(mut map) => {
-            map.data = Some(data);
-            let version = PostParams::default();
-            maps.replace(&options.config_map, &version, &map).await?;
-        }
-        None => {
-            let map = ConfigMap {
-                metadata: ObjectMeta {
-                    name: Some(options.config_map.clone()),
-                    ..ObjectMeta::default()
-                },
-                data: Some(data),
-                ..ConfigMap::default()
-            };
-            maps.create(&PostParams::default(), &map).await?;
-        }
+    let mut map = maps.get(&options.config_map).await?;
+    if map.data.as_ref() != Some(&data) {
+        map.data = Some(data);
+        let version = PostParams::default();
+        maps.replace(&options.config_map, &version, &map).await?;
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ mod forks;
 mod group;
 mod hear;
 mod leaving;
+mod listing;
 mod machine;
 mod node;
 pub mod process;

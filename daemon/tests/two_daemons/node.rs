@@ -1,5 +1,6 @@
 //! A node: its daemon, whole, with a clock and helpers of the test's, and its processes.
 
+use super::listing::{Known, Listing};
 use super::machine::Machine;
 use super::process::{Process, Wire};
 use super::seen::note;
@@ -22,7 +23,7 @@ use underpassd::core::{Core, Hello};
 use underpassd::dataplane::thread::{Loop, Next};
 use underpassd::nodes::peers::cut::Cut;
 use underpassd::nodes::peers::digest::Key;
-use underpassd::nodes::peers::directory::{Directory, Name};
+use underpassd::nodes::peers::directory::Name;
 use underpassd::nodes::peers::msg::Msg;
 use underpassd::nodes::peers::Accepted;
 use underpassd::os::fds::Foreign;
@@ -71,6 +72,7 @@ struct Client {
 
 pub struct Daemon {
     pub core: Core<sim::Node>,
+    pub directory: Rc<Listing>,
     served: Loop<sim::Node>,
     /// Its data plane runs on a single processor.
     alone: bool,
@@ -142,11 +144,13 @@ impl Daemon {
         alone: bool,
     ) -> Daemon {
         let system = machine.clone();
-        let directory = config.directory().unwrap();
-        let directory = directory.map(|d| Rc::new(d) as Rc<dyn Directory>);
+        let directory = Rc::new(Listing {
+            file: config.directory().unwrap().expect("peers"),
+            known: Cell::new(Known::All),
+        });
         let mut core = Core::new(
             config,
-            directory,
+            Some(directory.clone()),
             records.clone(),
             system,
             Some(verbs.clone()),
@@ -163,6 +167,7 @@ impl Daemon {
         });
         Daemon {
             core,
+            directory,
             served,
             alone,
             sleeps: None,

@@ -13,7 +13,8 @@ impl<V: Provider> Rails<V> {
             n.gone = false;
             return;
         }
-        let node = Node::new(self.numbers, self.own < *name, &self.system);
+        let mut node = Node::new(self.numbers, self.own < *name, &self.system);
+        node.incarnation = self.incarnations + 1;
         self.numbers += 1;
         self.nodes.insert(name.clone(), node);
         self.add_ports(name);
@@ -43,6 +44,7 @@ impl<V: Provider> Rails<V> {
         let all: Vec<Name> = all.map(|(name, _)| name.clone()).collect();
         for name in &all {
             if let Some(mut n) = self.nodes.remove(name) {
+                self.incarnations = self.incarnations.max(n.incarnation);
                 n.keep_counts();
                 for (port, stats) in n.past {
                     super::show::add(&mut self.departed, port, stats);

@@ -5,6 +5,7 @@ mod across;
 mod dying;
 mod ends;
 mod inherited;
+mod members;
 mod rails;
 mod takeover;
 

@@ -9,6 +9,14 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
+{{/* The same of the nodes' daemons. */}}
+{{- define "underpass.node" -}}
+{{ include "underpass.selector" . }}
+app.kubernetes.io/component: node
+{{- end }}
+{{- define "underpass.image" -}}
+{{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) | quote }}
+{{- end }}
 {{/* Names of what has no namespace are the release's. */}}
 {{- define "underpass.cluster" -}}
 underpass-{{ .Release.Namespace }}-{{ .Release.Name }}
