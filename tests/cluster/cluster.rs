@@ -1,29 +1,32 @@
-//! A Kubernetes cluster of one node: etcd and Kubernetes 1.20 as Debian 12 has them, containerd, and images of this system's
-//! programs, on a machine whose files and network are its own.
+//! A Kubernetes cluster of one node, or two: etcd and Kubernetes 1.20 as Debian 12 has them, containerd, and images of this system's
+//! programs, on machines whose files and networks are their own.
 
 use crate::keys::{self, Holder, DIR};
+use crate::node::{kubernetes, Node, Place, COMMAND, READY};
 use anyhow::{ensure, Context, Result};
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::path::PathBuf;
 use underpass_tests::harness::containerd::{self, PAUSE};
-use underpass_tests::harness::machine::Machine;
-use underpass_tests::harness::program::{Program, Running};
+use underpass_tests::harness::program::Program;
 use underpass_tests::harness::{paths, until};
 
-/// The node's address, and the API server's.
-const ADDRESS: &str = "10.250.0.1";
 const SERVER: &str = "https://10.250.0.1:6443";
-pub const NODE: &str = "node1";
-/// Services get their addresses from this range, pods from the other.
+/// The node that there is from the beginning, with the control plane on it, and one that may come.
+pub const FIRST: Place = Place {
+    name: "node1",
+    address: "10.250.0.1",
+    pods: "10.244.1.0/24",
+    cgroup: "kubepods",
+};
+pub const SECOND: Place = Place {
+    name: "node2",
+    address: "10.250.0.2",
+    pods: "10.244.2.0/24",
+    cgroup: "underpass-node2",
+};
+/// Services get their addresses from this range.
 const SERVICES: &str = "10.96.0.0/16";
-const PODS: &str = "10.244.1.0/24";
-const CONTAINERD: &str = "/run/containerd/containerd.sock";
 /// Image of the pods.
 pub const IMAGE: &str = "underpass.test/programs:1";
-
-/// The longest that a part takes to be ready: the machine has two processors, and others use them.
-const READY: Duration = Duration::from_secs(90);
-const COMMAND: Duration = Duration::from_secs(60);
 
 const PROGRAMS: [&str; 10] = [
     "/bin/sh",
@@ -39,92 +42,100 @@ const PROGRAMS: [&str; 10] = [
 ];
 
 pub struct Cluster {
-    /// By name, in the order in which they end.
-    programs: BTreeMap<&'static str, Running>,
-    pub machine: Machine,
+    /// The control plane runs on the first.
+    nodes: Vec<Node>,
+    /// What all nodes import.
+    images: Vec<PathBuf>,
     pub work: tempfile::TempDir,
-}
-
-/// Where Kubernetes is: see `tools/build-kubernetes.sh`.
-fn kubernetes(program: &str) -> std::path::PathBuf {
-    paths::target().join("kubernetes/bin").join(program)
 }
 
 impl Cluster {
     pub fn start() -> Result<Cluster> {
-        let machine = Machine::start(ADDRESS, "kubepods")?;
-        write_files(&machine)?;
+        let first = Node::new(FIRST)?;
+        write_files(&first)?;
         let mut c = Cluster {
-            programs: BTreeMap::new(),
-            machine,
+            nodes: vec![first],
+            images: Vec::new(),
             work: tempfile::Builder::new().prefix("upcluster-").tempdir()?,
         };
-        c.start_containerd()?;
-        c.import()?;
+        c.make_images()?;
         c.start_etcd()?;
         c.start_server()?;
         c.start_others()?;
-        c.start_kubelet()?;
+        c.join(0)?;
         Ok(c)
     }
 
-    fn run(&mut self, name: &'static str, program: Program) -> Result<()> {
-        self.programs.insert(name, program.spawn()?);
+    /// Makes the pods' images.
+    fn make_images(&mut self) -> Result<()> {
+        let root = self.work.path().join("root");
+        containerd::fill(&root, &PROGRAMS)?;
+        for (n, name) in [IMAGE, PAUSE].iter().enumerate() {
+            let tar = self.work.path().join(format!("image{n}.tar"));
+            containerd::image(&root, name, &["/bin/sleep", "1000000"], &tar)?;
+            self.images.push(tar);
+        }
+        self.images
+            .push(paths::target().join("underpass/image.tar"));
         Ok(())
     }
 
-    /// Kills a program of the cluster.
+    /// Starts what a node runs, until the API says that it is ready.
+    fn join(&mut self, node: usize) -> Result<()> {
+        let images = self.images.clone();
+        let n = &mut self.nodes[node];
+        n.start_containerd()?;
+        n.import(&images)?;
+        n.start_proxy()?;
+        self.start_kubelet(node)
+    }
+
+    /// A second node.
+    pub fn add_node(&mut self) -> Result<()> {
+        let node = Node::new(SECOND)?;
+        let first = &self.nodes[0];
+        first.machine.connect(&node.machine)?;
+        for (a, b) in [(first, &node), (&node, first)] {
+            let route = a.machine.program("ip");
+            let route = route.args(["route", "add", b.at.pods, "via", b.at.address]);
+            route.check(COMMAND)?;
+        }
+        keys::copy(&first.machine, &node.machine, SECOND.name)?;
+        node.write_files()?;
+        self.nodes.push(node);
+        self.join(1)
+    }
+
+    /// The node of this name.
+    pub fn node(&self, name: &str) -> &Node {
+        let of = |n: &&Node| n.at.name == name;
+        self.nodes.iter().find(of).unwrap_or(&self.nodes[0])
+    }
+
     pub fn kill(&mut self, name: &str) {
-        drop(self.programs.remove(name));
+        self.nodes[0].kill(name);
     }
 
     pub fn start_containerd(&mut self) -> Result<()> {
-        let program = self.machine.program(containerd::bin().join("containerd"));
-        let program = program.words("--config /etc/containerd/config.toml");
-        self.run("containerd", program.env("PATH", containerd::path()))?;
-        let ready = || self.ctr(&["version"]).is_ok();
-        until("containerd is ready", READY, ready)
-    }
-
-    fn ctr(&self, args: &[&str]) -> Result<String> {
-        let program = self.machine.program(containerd::bin().join("ctr"));
-        let program = program.words(&format!("--address {CONTAINERD} -n k8s.io"));
-        program.args(args).check(COMMAND)
-    }
-
-    /// Imports the pods' images.
-    fn import(&self) -> Result<()> {
-        let root = self.work.path().join("root");
-        containerd::fill(&root, &PROGRAMS)?;
-        let tar = self.work.path().join("image.tar");
-        for name in [IMAGE, PAUSE] {
-            containerd::image(&root, name, &["/bin/sleep", "1000000"], &tar)?;
-            self.import_file(&tar)?;
-        }
-        Ok(())
-    }
-
-    pub fn import_file(&self, tar: &std::path::Path) -> Result<()> {
-        self.ctr(&["images", "import", &tar.to_string_lossy()])?;
-        Ok(())
+        self.nodes[0].start_containerd()
     }
 
     fn start_etcd(&mut self) -> Result<()> {
         let etcd = paths::target().join("etcd/usr/bin/etcd");
-        let etcd = self.machine.program(etcd).words(
+        let etcd = self.nodes[0].machine.program(etcd).words(
             "--data-dir /var/lib/etcd --unsafe-no-fsync --listen-client-urls http://127.0.0.1:2379 \
              --advertise-client-urls http://127.0.0.1:2379 --listen-peer-urls http://127.0.0.1:2380 \
              --initial-advertise-peer-urls http://127.0.0.1:2380 \
              --initial-cluster default=http://127.0.0.1:2380",
         );
-        self.run("etcd", etcd)
+        self.nodes[0].run("etcd", etcd)
     }
 
     pub fn start_server(&mut self) -> Result<()> {
-        let server = self.machine.program(kubernetes("kube-apiserver"));
+        let server = self.nodes[0].machine.program(kubernetes("kube-apiserver"));
         let server = server.words(&format!(
             "--etcd-servers=http://127.0.0.1:2379 --bind-address=0.0.0.0 --secure-port=6443 \
-             --advertise-address={ADDRESS} --kubelet-preferred-address-types=InternalIP \
+             --advertise-address={} --kubelet-preferred-address-types=InternalIP \
              --tls-cert-file={DIR}/apiserver.crt --tls-private-key-file={DIR}/apiserver.key \
              --client-ca-file={DIR}/ca.crt --service-cluster-ip-range={SERVICES} \
              --service-account-key-file={DIR}/tokens.pub \
@@ -132,9 +143,10 @@ impl Cluster {
              --service-account-issuer=https://kubernetes.default.svc \
              --authorization-mode=Node,RBAC --allow-privileged=true \
              --enable-admission-plugins=NodeRestriction,PodSecurityPolicy \
-             --kubelet-client-certificate={DIR}/admin.crt --kubelet-client-key={DIR}/admin.key"
+             --kubelet-client-certificate={DIR}/admin.crt --kubelet-client-key={DIR}/admin.key",
+            FIRST.address
         ));
-        self.run("api server", server)?;
+        self.nodes[0].run("api server", server)?;
         let ready = || {
             let said = self.kubectl(&["get", "--raw", "/readyz"]);
             said.is_ok_and(|s| s == "ok")
@@ -144,37 +156,27 @@ impl Cluster {
 
     fn start_others(&mut self) -> Result<()> {
         let admin = format!("--kubeconfig={DIR}/admin.conf");
-        let manager = self.machine.program(kubernetes("kube-controller-manager"));
+        let manager = self.nodes[0]
+            .machine
+            .program(kubernetes("kube-controller-manager"));
         let manager = manager.words(&format!(
             "{admin} --service-account-private-key-file={DIR}/tokens.key --root-ca-file={DIR}/ca.crt \
              --use-service-account-credentials=true --cluster-signing-cert-file={DIR}/ca.crt \
              --cluster-signing-key-file={DIR}/ca.key --bind-address=127.0.0.1 --port=0 \
              --leader-elect=false --allocate-node-cidrs=false"
         ));
-        self.run("controller manager", manager)?;
-        let scheduler = self.machine.program(kubernetes("kube-scheduler"));
+        self.nodes[0].run("controller manager", manager)?;
+        let scheduler = self.nodes[0].machine.program(kubernetes("kube-scheduler"));
         let line = format!("{admin} --leader-elect=false --bind-address=127.0.0.1 --port=0");
-        self.run("scheduler", scheduler.words(&line))?;
-        let proxy = self.machine.program(kubernetes("kube-proxy"));
-        let proxy = proxy.words(&format!(
-            "{admin} --proxy-mode=iptables --cluster-cidr=10.244.0.0/16 --hostname-override={NODE} \
-             --conntrack-max-per-core=0 --conntrack-min=0 --conntrack-tcp-timeout-established=0s \
-             --conntrack-tcp-timeout-close-wait=0s --bind-address={ADDRESS}"
-        ));
-        self.run("proxy", proxy)
+        self.nodes[0].run("scheduler", scheduler.words(&line))
     }
 
-    pub fn start_kubelet(&mut self) -> Result<()> {
-        let kubelet = self.machine.program(kubernetes("kubelet"));
-        let kubelet = kubelet.words(&format!(
-            "--config={DIR}/kubelet.yaml --kubeconfig={DIR}/kubelet.conf --container-runtime=remote \
-             --container-runtime-endpoint=unix://{CONTAINERD} --image-service-endpoint=unix://{CONTAINERD} \
-             --hostname-override={NODE} --node-ip={ADDRESS} --cert-dir=/var/lib/kubelet/pki"
-        ));
-        self.run("kubelet", kubelet.env("PATH", containerd::path()))?;
+    pub fn start_kubelet(&mut self, node: usize) -> Result<()> {
+        self.nodes[node].start_kubelet()?;
+        let name = self.nodes[node].at.name;
         let ready = || {
             let path = "{.status.conditions[?(@.type==\"Ready\")].status}";
-            let said = self.kubectl(&["get", "node", NODE, "-o", &format!("jsonpath={path}")]);
+            let said = self.kubectl(&["get", "node", name, "-o", &format!("jsonpath={path}")]);
             said.is_ok_and(|s| s == "True")
         };
         until("the node is ready", READY, ready).with_context(|| self.picture())
@@ -182,7 +184,10 @@ impl Cluster {
 
     /// Runs kubectl, which must succeed. What it wrote.
     pub fn kubectl(&self, args: &[&str]) -> Result<String> {
-        let kubectl = self.machine.program(kubernetes("kubectl")).args(args);
+        let kubectl = self.nodes[0]
+            .machine
+            .program(kubernetes("kubectl"))
+            .args(args);
         self.as_admin(kubectl).check(COMMAND)
     }
 
@@ -196,7 +201,7 @@ impl Cluster {
 
     /// Makes what a text describes.
     pub fn apply(&self, text: &str) -> Result<()> {
-        let kubectl = self.machine.program(kubernetes("kubectl"));
+        let kubectl = self.nodes[0].machine.program(kubernetes("kubectl"));
         let kubectl = kubectl.args(["apply", "-f", "-"]).stdin(text.as_bytes());
         self.as_admin(kubectl).check(COMMAND)?;
         Ok(())
@@ -204,7 +209,6 @@ impl Cluster {
 
     /// Installs the chart with its image, as README says.
     pub fn install(&self) -> Result<()> {
-        self.import_file(&paths::target().join("underpass/image.tar"))?;
         let chart = paths::root().join("deploy/helm/underpass");
         self.helm(&[
             "install",
@@ -214,27 +218,38 @@ impl Cluster {
             "underpass-system",
             "--create-namespace",
         ])?;
-        let status = [
-            "rollout",
-            "status",
-            "daemonset/underpass",
-            "-n",
-            "underpass-system",
-        ];
-        self.kubectl(&[&status[..], &["--timeout=60s"]].concat())?;
+        self.rolled_out_daemons()
+    }
+
+    /// Until there is a daemon on each node, which says that it is ready.
+    pub fn rolled_out_daemons(&self) -> Result<()> {
+        let of = ["daemonset/underpass", "-n", "underpass-system"];
+        let wait = [&["rollout", "status"][..], &of, &["--timeout=60s"]];
+        self.kubectl(&wait.concat())?;
         Ok(())
+    }
+
+    /// The address of the workload's pod.
+    pub fn address_of(&self, namespace: &str, workload: &str) -> Result<String> {
+        let pod = self.pod(namespace, workload)?;
+        let path = "jsonpath={.status.podIP}";
+        self.kubectl(&["get", "pod", &pod, "-n", namespace, "-o", path])
+    }
+
+    pub fn stop_kubelet(&mut self, node: usize) {
+        self.nodes[node].kill("kubelet");
     }
 
     pub fn helm(&self, args: &[&str]) -> Result<String> {
         let helm = paths::target().join("helm/helm/helm");
-        self.as_admin(self.machine.program(helm).args(args))
+        self.as_admin(self.nodes[0].machine.program(helm).args(args))
             .check(COMMAND)
     }
 
     /// `kubectl underpass`.
     pub fn underpass(&self, args: &[&str]) -> Result<String> {
         let plugin = paths::root().join("deploy/kubectl-underpass");
-        self.as_admin(self.machine.program(plugin).args(args))
+        self.as_admin(self.nodes[0].machine.program(plugin).args(args))
             .check(COMMAND)
     }
 
@@ -272,49 +287,24 @@ impl Cluster {
 
     /// The id of the workload's container, as the runtime has it.
     pub fn container_of(&self, workload: &str) -> Result<String> {
-        self.running(
+        self.nodes[0].running(
             &format!("labels.\"io.kubernetes.pod.name\"~=^{workload}-"),
             "main",
         )
     }
 
-    /// The one container that runs, with this label and name.
-    fn running(&self, label: &str, name: &str) -> Result<String> {
-        let named = format!("{label},labels.\"io.kubernetes.container.name\"=={name}");
-        let all = self.ctr(&["containers", "ls", "-q", &named])?;
-        let tasks = self.ctr(&["tasks", "ls"])?;
-        let runs = |id: &&str| {
-            let of = |l: &str| l.starts_with(*id) && l.contains("RUNNING");
-            tasks.lines().any(of)
-        };
-        let id = all.lines().find(runs).context("no such container runs")?;
-        Ok(id.to_owned())
-    }
-
-    /// Kills its first process.
-    pub fn stop_container(&self, id: &str) -> Result<()> {
-        self.ctr(&["tasks", "kill", "-s", "SIGKILL", id])?;
-        Ok(())
-    }
-
     pub fn kill_daemon(&self) -> Result<()> {
-        let id = self.running(
+        let id = self.nodes[0].running(
             "labels.\"io.kubernetes.pod.namespace\"==underpass-system",
             "underpassd",
         )?;
-        self.stop_container(&id)
-    }
-
-    /// Runs a program in a container without asking the API.
-    pub fn exec_in_container(&self, id: &str, command: &[&str]) -> Result<String> {
-        let exec = ["tasks", "exec", "--exec-id", "test", id];
-        self.ctr(&[&exec, command].concat())
+        self.nodes[0].stop_container(&id)
     }
 
     /// What is known, for errors.
     pub fn picture(&self) -> String {
         let mut text = String::new();
-        for (name, running) in &self.programs {
+        for (name, running) in self.nodes.iter().flat_map(Node::programs) {
             let log = running.stderr();
             let lines: Vec<&str> = log.lines().collect();
             let last = lines[lines.len().saturating_sub(8)..].join("\n");
@@ -330,89 +320,39 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        // The kubelet first: it would start again what ends.
-        for name in ["kubelet", "containerd"] {
-            self.kill(name);
-        }
-        self.programs.clear();
-    }
-}
-
-/// Configurations, keys and certificates.
-fn write_files(m: &Machine) -> Result<()> {
+/// Keys and certificates of the cluster, and the first node's configurations.
+fn write_files(first: &Node) -> Result<()> {
     ensure!(
         kubernetes("kubelet").exists(),
         "run `make cluster`: Kubernetes is not built"
     );
-    keys::make(
-        m,
-        SERVER,
-        &[
-            Holder {
-                file: "apiserver",
-                name: "kube-apiserver",
-                organisation: "test",
-                at: &[
-                    "localhost",
-                    "kubernetes",
-                    "kubernetes.default.svc",
-                    "10.96.0.1",
-                    ADDRESS,
-                ],
-            },
-            Holder {
-                file: "admin",
-                name: "admin",
-                organisation: "system:masters",
-                at: &["admin"],
-            },
-            Holder {
-                file: "kubelet",
-                name: &format!("system:node:{NODE}"),
-                organisation: "system:nodes",
-                at: &[NODE, ADDRESS],
-            },
+    let server = Holder {
+        file: "apiserver",
+        name: "kube-apiserver",
+        organisation: "test",
+        at: &[
+            "localhost",
+            "kubernetes",
+            "kubernetes.default.svc",
+            "10.96.0.1",
+            FIRST.address,
         ],
-    )?;
-    let places = containerd::Places {
-        root: "/var/lib/containerd",
-        state: "/run/containerd",
-        cni: "/etc/cni/net.d",
-        nri: "/var/run/nri/nri.sock",
-        plugins: ["/opt/nri/plugins", "/etc/nri/conf.d"],
     };
-    m.write("/etc/containerd/config.toml", &containerd::config(&places))?;
-    // (Routed, not bridged: services work without the kernel's bridge filter.)
-    m.write(
-        "/etc/cni/net.d/10-pods.conflist",
-        &format!(
-            r#"{{"cniVersion": "0.4.0", "name": "pods", "plugins": [{{"type": "ptp", "ipMasq": false,
-"ipam": {{"type": "host-local", "ranges": [[{{"subnet": "{PODS}"}}]], "routes": [{{"dst": "0.0.0.0/0"}}]}}}}]}}"#
-        ),
-    )?;
-    m.write("/etc/kubernetes/resolv.conf", "nameserver 127.0.0.1\n")?;
-    m.write(
-        "/etc/kubernetes/kubelet.yaml",
-        &format!(
-            r#"apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-cgroupDriver: cgroupfs
-failSwapOn: false
-authentication: {{anonymous: {{enabled: false}}, webhook: {{enabled: false}}, x509: {{clientCAFile: {DIR}/ca.crt}}}}
-authorization: {{mode: AlwaysAllow}}
-address: {ADDRESS}
-readOnlyPort: 0
-clusterDNS: [10.96.0.10]
-clusterDomain: cluster.local
-resolvConf: {DIR}/resolv.conf
-evictionHard: {{"nodefs.available": "0%", "imagefs.available": "0%", "memory.available": "50Mi"}}
-imageGCHighThresholdPercent: 100
-imageGCLowThresholdPercent: 99
-tlsCertFile: {DIR}/kubelet.crt
-tlsPrivateKeyFile: {DIR}/kubelet.key
-"#
-        ),
-    )
+    let admin = Holder {
+        file: "admin",
+        name: "admin",
+        organisation: "system:masters",
+        at: &["admin"],
+    };
+    let kubelets =
+        [FIRST, SECOND].map(|n| (n, format!("system:node:{}", n.name), [n.name, n.address]));
+    let mut all = vec![server, admin];
+    all.extend(kubelets.iter().map(|(n, name, at)| Holder {
+        file: n.name,
+        name,
+        organisation: "system:nodes",
+        at,
+    }));
+    keys::make(&first.machine, SERVER, &all)?;
+    first.write_files()
 }

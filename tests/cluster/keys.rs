@@ -48,6 +48,18 @@ pub fn make(machine: &Machine, server: &str, holders: &[Holder]) -> Result<()> {
     machine.write(&format!("{DIR}/tokens.pub"), &tokens.public_key_pem())
 }
 
+/// Gives another node what it needs: whom to trust, its own key, and the administrator's.
+pub fn copy(from: &Machine, to: &Machine, node: &str) -> Result<()> {
+    let all = ["crt", "key", "conf"];
+    let of = |name: &str| all.map(|ext| format!("{DIR}/{name}.{ext}"));
+    let mut files = [of(node), of("admin")].concat();
+    files.push(format!("{DIR}/ca.crt"));
+    for f in files {
+        to.write(&f, &std::fs::read_to_string(from.path(&f))?)?;
+    }
+    Ok(())
+}
+
 fn client_file(server: &str, file: &str) -> String {
     format!(
         r#"apiVersion: v1

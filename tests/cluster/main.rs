@@ -3,10 +3,12 @@
 
 mod cluster;
 mod keys;
+mod node;
+mod nodes;
 mod things;
 
 use anyhow::{ensure, Context, Result};
-use cluster::Cluster;
+use cluster::{Cluster, FIRST};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 use std::process::ExitCode;
@@ -17,6 +19,8 @@ use underpass_tests::harness::until;
 
 /// Longest wait for what should happen soon.
 const SOON: Duration = Duration::from_secs(60);
+/// The chart's namespace.
+const SYSTEM: &str = "underpass-system";
 const ENABLED: &str = "underpass.io/enabled";
 /// The address that clients use: a service's.
 const REDIS_AT: &str = "10.96.7.7";
@@ -25,7 +29,7 @@ const BYTES: u64 = 8 << 20;
 
 type Test = fn(&mut Cluster) -> Result<()>;
 
-const TESTS: [(&str, Test); 8] = [
+const TESTS: [(&str, Test); 12] = [
     ("the_users_way", the_users_way),
     ("whose_word_counts", whose_word_counts),
     ("who_does_not_get_it_is_told", who_does_not_get_it_is_told),
@@ -36,6 +40,13 @@ const TESTS: [(&str, Test); 8] = [
         runtime_and_kubelet_are_restarted,
     ),
     ("daemon_and_api_are_away", daemon_and_api_are_away),
+    ("a_node_comes", nodes::a_node_comes),
+    (
+        "nobody_else_gets_a_certificate",
+        nodes::nobody_else_gets_a_certificate,
+    ),
+    ("the_ca_is_replaced", nodes::the_ca_is_replaced),
+    ("a_node_goes", nodes::a_node_goes),
     ("nothing_is_left", nothing_is_left),
 ];
 
@@ -254,19 +265,12 @@ fn the_daemon_is_deleted(c: &mut Cluster) -> Result<()> {
         "delete",
         "pod",
         "-n",
-        "underpass-system",
+        SYSTEM,
         "-l",
-        "app.kubernetes.io/name=underpass",
+        "app.kubernetes.io/component=node",
     ];
     c.kubectl(&daemon)?;
-    c.kubectl(&[
-        "rollout",
-        "status",
-        "daemonset/underpass",
-        "-n",
-        "underpass-system",
-        "--timeout=60s",
-    ])?;
+    c.rolled_out_daemons()?;
     still_counts(c, &before)?;
     await_mode(c, "shop", "load", "SMCD")?;
     let later = Workload::new("later", counts(REDIS_AT));
@@ -286,10 +290,12 @@ fn daemon_and_api_are_away(c: &mut Cluster) -> Result<()> {
     let container = c.container_of("mortal")?;
     c.kill("api server");
     c.kill_daemon()?;
-    c.stop_container(&container)?;
+    c.node(FIRST.name).stop_container(&container)?;
     let another = || c.container_of("mortal").is_ok_and(|now| now != container);
     until("the kubelet starts it again", SOON, another)?;
-    let env = c.exec_in_container(&c.container_of("mortal")?, &["env"])?;
+    let env = c
+        .node(FIRST.name)
+        .exec_in_container(&c.container_of("mortal")?, &["env"])?;
     ensure!(env.contains("LD_PRELOAD"), "{env}");
     c.start_server()?;
     still_counts(c, &before)?;
@@ -303,7 +309,7 @@ fn runtime_and_kubelet_are_restarted(c: &mut Cluster) -> Result<()> {
         c.kill(name);
     }
     c.start_containerd()?;
-    c.start_kubelet()?;
+    c.start_kubelet(0)?;
     still_counts(c, &before)?;
     await_mode(c, "shop", "load", "SMCD")?;
     let later = Workload::new("later", counts(REDIS_AT));
@@ -323,8 +329,8 @@ fn nothing_is_left(c: &mut Cluster) -> Result<()> {
     }
     let rows = modes(c, "shop", "load")?;
     ensure!(rows.is_empty(), "{rows:?}");
-    c.helm(&["uninstall", "underpass", "-n", "underpass-system"])?;
-    let left = "all,clusterrole,clusterrolebinding,configmap,networkpolicy";
+    c.helm(&["uninstall", "underpass", "-n", SYSTEM])?;
+    let left = "all,clusterrole,clusterrolebinding,configmap,networkpolicy,role,rolebinding,secret";
     until("nothing of the chart is left", SOON, || {
         let all = c.kubectl(&["get", left, "-A", "-o", "name"]);
         all.is_ok_and(|a| !a.contains("underpass"))

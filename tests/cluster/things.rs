@@ -1,6 +1,8 @@
 //! Descriptions of what the tests make in the cluster.
 
 use crate::cluster::IMAGE;
+use base64::engine::general_purpose::STANDARD;
+use base64::Engine;
 use serde_json::{json, Value};
 
 /// Who may make which pods: everybody those of the *restricted* Pod Security profile (Kubernetes 1.20 has policies for that),
@@ -79,6 +81,8 @@ pub struct Workload {
     /// Where an empty volume is mounted, besides /tmp.
     pub volume: Option<&'static str>,
     pub host_network: bool,
+    /// The node to run on.
+    pub node: Option<&'static str>,
 }
 
 impl Workload {
@@ -92,6 +96,7 @@ impl Workload {
             before: None,
             volume: None,
             host_network: false,
+            node: None,
         }
     }
 
@@ -143,6 +148,7 @@ impl Workload {
                         "enableServiceLinks": false,
                         "terminationGracePeriodSeconds": 0,
                         "hostNetwork": self.host_network,
+                        "nodeSelector": self.node.map(|n| json!({"kubernetes.io/hostname": n})),
                         "securityContext": {
                             "runAsNonRoot": true, "runAsUser": 10001, "fsGroup": 10001,
                             "supplementalGroups": [10001],
@@ -180,4 +186,17 @@ pub fn counts(address: &str) -> String {
          {{ n=1; while read -r r; do [ \"$r\" = \"$n\" ] || {{ echo \"$n: $r\"; exit 1; }}; n=$((n + 1)); \
          echo $n >/tmp/counted; done; }}"
     )
+}
+
+/// A request for a certificate as nodes make them.
+pub fn certificate_request(name: &str, pem: &str) -> String {
+    json!({
+        "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
+        "metadata": {"name": name},
+        "spec": {
+            "request": STANDARD.encode(pem), "signerName": "underpass.io/node",
+            "usages": ["digital signature", "server auth", "client auth"],
+        },
+    })
+    .to_string()
 }

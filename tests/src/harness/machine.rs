@@ -67,6 +67,20 @@ impl Machine {
         self.dir.path().join(path.trim_start_matches('/'))
     }
 
+    /// Lays a cable between the interfaces eth0 of two machines. Once per machine.
+    pub fn connect(&self, other: &Machine) -> Result<()> {
+        let wire = "ip link add wire type veth peer name wire netns";
+        let wire = format!("{wire} {}", other.holder.pid());
+        for (m, first) in [(self, wire.as_str()), (other, "true")] {
+            let line = format!(
+                "{first}; ip link add bridge type bridge; \
+                 for i in cable wire; do ip link set $i master bridge; ip link set $i up; done; ip link set bridge up"
+            );
+            m.program("sh").args(["-ec", &line]).check(PATIENCE)?;
+        }
+        Ok(())
+    }
+
     /// Writes a file of the machine.
     pub fn write(&self, path: &str, text: &str) -> Result<()> {
         let to = self.path(path);

@@ -1,0 +1,158 @@
+//! Two nodes: they find each other through the API, trust each other by certificates of the chart's signer, and know whose
+//! addresses are whose.
+
+use crate::cluster::{Cluster, FIRST, SECOND};
+use crate::things::{counts, Workload};
+use crate::{await_mode, counted, deploy, remove, still_counts, REDIS_AT, SOON, SYSTEM};
+use anyhow::{ensure, Context, Result};
+use serde_json::Value;
+use std::time::Duration;
+use underpass_tests::harness::until;
+
+/// The directory is looked at twice a second, certificates every second, and the signer looks after its CA when it starts.
+const SOMETIME: Duration = Duration::from_secs(90);
+
+/// What a node's daemon says of the others.
+fn peers(c: &Cluster, node: &str) -> Result<Value> {
+    let said = c.underpass(&["--node", node, "peers", "-j"])?;
+    serde_json::from_str(&said).with_context(|| said)
+}
+
+/// When the certificate of a node's peer ends, if there is a channel.
+fn trusted(c: &Cluster, node: &str, peer: &str) -> Result<i64> {
+    let all = peers(c, node)?;
+    let all = all["peers"].as_array().context("peers")?;
+    let p = all.iter().find(|p| p["name"] == peer);
+    let p = p.filter(|p| p["state"] == "up").context("no channel")?;
+    p["expires"].as_i64().context("a certificate")
+}
+
+fn await_channel(c: &Cluster) -> Result<()> {
+    let both = [(FIRST.name, SECOND.name), (SECOND.name, FIRST.name)];
+    let up = || both.iter().all(|(a, b)| trusted(c, a, b).is_ok());
+    until("the nodes have a channel", SOMETIME, up)
+}
+
+/// Rows of a workload's connections on a node.
+fn rows(c: &Cluster, node: &str, workload: &str) -> Result<Vec<Value>> {
+    let said = c.underpass(&["--node", node, "ss", "-n", "shop", "-ej"])?;
+    let all: Vec<Value> = serde_json::from_str(&said).with_context(|| said)?;
+    let pod = format!("{workload}-");
+    let of = |r: &Value| {
+        let at = r["at"]["pod"].as_str();
+        at.is_some_and(|p| p.starts_with(&pod)) && r["state"] == "ACTIVE"
+    };
+    Ok(all.into_iter().filter(of).collect())
+}
+
+/// A second node comes. Its pods' connections to the first one's are paired by both daemons: the reason is that neither has
+/// a device for lanes between nodes (tests in the lab have).
+pub fn a_node_comes(c: &mut Cluster) -> Result<()> {
+    c.add_node()?;
+    c.rolled_out_daemons()?;
+    await_channel(c)?;
+    let mut far = Workload::new("far", counts(REDIS_AT));
+    far.node = Some(SECOND.name);
+    deploy(c, &far)?;
+    let mut last = Value::Null;
+    let paired = || {
+        last = Value::from(rows(c, SECOND.name, "far").unwrap_or_default());
+        let rows = last.as_array().map(Vec::as_slice).unwrap_or_default();
+        let code =
+            |r: &Value, of: &str| r[of] == "no-rdma-device" || r[of] == "peer-no-rdma-device";
+        !rows.is_empty()
+            && rows
+                .iter()
+                .all(|r| code(r, "reason") && code(r, "peer_reason"))
+    };
+    until("the other end is found on the other node", SOON, paired)
+        .with_context(|| last.to_string())?;
+    // On one node they are on lanes.
+    let mut near = Workload::new("near", crate::things::REDIS);
+    near.node = Some(SECOND.name);
+    deploy(c, &near)?;
+    let at = c.address_of("shop", "near")?;
+    let mut beside = Workload::new("beside", counts(&at));
+    beside.node = Some(SECOND.name);
+    deploy(c, &beside)?;
+    until("lanes on the second node", SOON, || {
+        let rows = rows(c, SECOND.name, "beside").unwrap_or_default();
+        let on = |r: &Value| r["mode"].as_str().is_some_and(|m| m.starts_with("SMCD"));
+        !rows.is_empty() && rows.iter().all(on)
+    })?;
+    for w in [&far, &near, &beside] {
+        remove(c, w)?;
+    }
+    Ok(())
+}
+
+/// Who is not a daemon of that node gets no certificate of it, whatever else he may.
+pub fn nobody_else_gets_a_certificate(c: &mut Cluster) -> Result<()> {
+    let made = underpass_certificates::Request::make(FIRST.name)?;
+    c.apply(&crate::things::certificate_request("stranger", &made.0))?;
+    let path = "jsonpath={.status.conditions[*].type} {.status.conditions[*].message} {.status.certificate}";
+    let mut said = String::new();
+    until("the signer answers", SOMETIME, || {
+        said = c
+            .kubectl(&["get", "csr", "stranger", "-o", path])
+            .unwrap_or_default();
+        said.contains("Denied") || said.contains("Approved")
+    })
+    .with_context(|| said.clone())?;
+    ensure!(
+        said.trim_end() == "Denied `admin` is not the daemons' account",
+        "{said}"
+    );
+    Ok(())
+}
+
+/// The CA is made anew: all nodes get certificates of the new one, and only that is trusted. Connections go on meanwhile.
+pub fn the_ca_is_replaced(c: &mut Cluster) -> Result<()> {
+    let before = counted(c)?;
+    let file = |node: &str, name: &str| {
+        let path = c
+            .node(node)
+            .machine
+            .path("/var/lib/underpass/tls")
+            .join(name);
+        std::fs::read_to_string(path).unwrap_or_default()
+    };
+    let all = [FIRST.name, SECOND.name];
+    let was = all.map(|n| (file(n, "ca.crt"), file(n, "node.crt")));
+    ensure!(was
+        .iter()
+        .all(|(ca, cert)| !ca.is_empty() && !cert.is_empty()));
+    let gone = r#"[{"op": "remove", "path": "/data"}]"#;
+    let patch = [
+        "patch",
+        "secret",
+        "underpass-ca",
+        "-n",
+        SYSTEM,
+        "--type=json",
+        "-p",
+        gone,
+    ];
+    c.kubectl(&patch)?;
+    let signer = "app.kubernetes.io/component=signer";
+    c.kubectl(&["delete", "pod", "-n", SYSTEM, "-l", signer])?;
+    until("new certificates", SOMETIME, || {
+        let now = all.map(|n| (file(n, "ca.crt"), file(n, "node.crt")));
+        let new = |((a, b), (c, d)): (&(String, String), &(String, String))| a != c && b != d;
+        now.iter().zip(&was).all(new)
+    })?;
+    await_channel(c)?;
+    still_counts(c, &before)
+}
+
+/// A node is removed from the cluster: nobody speaks with it any more.
+pub fn a_node_goes(c: &mut Cluster) -> Result<()> {
+    c.node(SECOND.name).ctr(&["version"])?; // (it still runs)
+    c.stop_kubelet(1);
+    c.kubectl(&["delete", "node", SECOND.name])?;
+    until("its peer forgets it", SOON, || {
+        let all = peers(c, FIRST.name);
+        all.is_ok_and(|p| p["peers"].as_array().is_some_and(Vec::is_empty))
+    })?;
+    await_mode(c, "shop", "load", "SMCD")
+}
