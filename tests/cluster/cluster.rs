@@ -2,9 +2,11 @@
 //! programs, on machines whose files and networks are their own.
 
 use crate::keys::{self, Holder, DIR};
+use crate::lab;
 use crate::node::{kubernetes, Node, Place, COMMAND, READY};
 use anyhow::{ensure, Context, Result};
 use std::path::PathBuf;
+use std::time::Duration;
 use underpass_tests::harness::containerd::{self, PAUSE};
 use underpass_tests::harness::program::Program;
 use underpass_tests::harness::{paths, until};
@@ -50,7 +52,15 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// With its first node.
     pub fn start() -> Result<Cluster> {
+        let mut c = Cluster::control_plane()?;
+        c.join(0)?;
+        Ok(c)
+    }
+
+    /// Without nodes.
+    pub fn control_plane() -> Result<Cluster> {
         let first = Node::new(FIRST)?;
         write_files(&first)?;
         let mut c = Cluster {
@@ -62,8 +72,12 @@ impl Cluster {
         c.start_etcd()?;
         c.start_server()?;
         c.start_others()?;
-        c.join(0)?;
         Ok(c)
+    }
+
+    /// What nodes import.
+    pub fn images(&self) -> &[PathBuf] {
+        &self.images
     }
 
     /// Makes the pods' images.
@@ -174,21 +188,30 @@ impl Cluster {
     pub fn start_kubelet(&mut self, node: usize) -> Result<()> {
         self.nodes[node].start_kubelet()?;
         let name = self.nodes[node].at.name;
+        self.await_ready(name, READY)
+    }
+
+    /// Until a node says that it is ready.
+    pub fn await_ready(&self, node: &str, limit: Duration) -> Result<()> {
         let ready = || {
             let path = "{.status.conditions[?(@.type==\"Ready\")].status}";
-            let said = self.kubectl(&["get", "node", name, "-o", &format!("jsonpath={path}")]);
+            let said = self.kubectl(&["get", "node", node, "-o", &format!("jsonpath={path}")]);
             said.is_ok_and(|s| s == "True")
         };
-        until("the node is ready", READY, ready).with_context(|| self.picture())
+        until("the node is ready", limit, ready).with_context(|| self.picture())
     }
 
     /// Runs kubectl, which must succeed. What it wrote.
     pub fn kubectl(&self, args: &[&str]) -> Result<String> {
+        self.kubectl_within(args, COMMAND)
+    }
+
+    fn kubectl_within(&self, args: &[&str], limit: Duration) -> Result<String> {
         let kubectl = self.nodes[0]
             .machine
             .program(kubernetes("kubectl"))
             .args(args);
-        self.as_admin(kubectl).check(COMMAND)
+        self.as_admin(kubectl).check(limit)
     }
 
     /// The environment of whoever administers the cluster.
@@ -255,9 +278,19 @@ impl Cluster {
 
     /// Until the workload's newest pod is the only one, and runs.
     pub fn rolled_out(&self, namespace: &str, workload: &str) -> Result<()> {
-        let of = format!("deployment/{workload}");
-        self.kubectl(&["rollout", "status", &of, "-n", namespace, "--timeout=60s"])?;
-        Ok(())
+        self.rolled_out_within(namespace, workload, COMMAND)
+    }
+
+    pub fn rolled_out_within(
+        &self,
+        namespace: &str,
+        workload: &str,
+        limit: Duration,
+    ) -> Result<()> {
+        let (of, limit_s) = (format!("deployment/{workload}"), limit.as_secs());
+        let timeout = format!("--timeout={limit_s}s");
+        let args = ["rollout", "status", &of, "-n", namespace, &timeout];
+        self.kubectl_within(&args, limit).map(drop)
     }
 
     /// The workload's pod.
@@ -344,8 +377,8 @@ fn write_files(first: &Node) -> Result<()> {
         organisation: "system:masters",
         at: &["admin"],
     };
-    let kubelets =
-        [FIRST, SECOND].map(|n| (n, format!("system:node:{}", n.name), [n.name, n.address]));
+    let nodes = [FIRST, SECOND, lab::NODES[0], lab::NODES[1]];
+    let kubelets = nodes.map(|n| (n, format!("system:node:{}", n.name), [n.name, n.address]));
     let mut all = vec![server, admin];
     all.extend(kubelets.iter().map(|(n, name, at)| Holder {
         file: n.name,

@@ -3,6 +3,7 @@
 
 mod cluster;
 mod keys;
+mod lab;
 mod node;
 mod nodes;
 mod things;
@@ -26,6 +27,11 @@ const ENABLED: &str = "underpass.io/enabled";
 const REDIS_AT: &str = "10.96.7.7";
 /// Bytes that a test sends through Redis and back.
 const BYTES: u64 = 8 << 20;
+
+/// With this word as its argument the program runs the tests in virtual machines, otherwise all others.
+const LAB: &str = "lab";
+/// The lab's agent that cargo built for this test.
+const AGENT: &str = env!("CARGO_BIN_EXE_lab-agent");
 
 type Test = fn(&mut Cluster) -> Result<()>;
 
@@ -53,6 +59,11 @@ const TESTS: [(&str, Test); 12] = [
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     args.test_threads = Some(1);
+    if args.filter.as_deref() == Some(LAB) {
+        let test = || lab::pods_of_two_nodes(AGENT).map_err(|e| Failed::from(format!("{e:?}")));
+        let test = Trial::test("lab::pods_of_two_nodes", test);
+        return libtest_mimic::run(&args, vec![test]).exit_code();
+    }
     let cluster = Arc::new(Mutex::new(None));
     let all = TESTS.map(|(name, test)| {
         let cluster = cluster.clone();

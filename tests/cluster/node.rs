@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 use underpass_tests::harness::containerd;
-use underpass_tests::harness::machine::Machine;
+use underpass_tests::harness::machine::{make_cgroups, Machine};
 use underpass_tests::harness::program::{Program, Running};
 use underpass_tests::harness::{paths, until};
 
@@ -41,6 +41,7 @@ pub struct Node {
 impl Node {
     /// The machine alone.
     pub fn new(at: Place) -> Result<Node> {
+        make_cgroups(at.cgroup)?;
         Ok(Node {
             at,
             programs: BTreeMap::new(),
@@ -97,12 +98,7 @@ impl Node {
 
     pub fn start_kubelet(&mut self) -> Result<()> {
         let kubelet = self.machine.program(kubernetes("kubelet"));
-        let kubelet = kubelet.words(&format!(
-            "--config={DIR}/kubelet.yaml --kubeconfig={DIR}/{}.conf --container-runtime=remote \
-             --container-runtime-endpoint=unix://{CONTAINERD} --image-service-endpoint=unix://{CONTAINERD} \
-             --hostname-override={} --node-ip={} --cert-dir=/var/lib/kubelet/pki",
-            self.at.name, self.at.name, self.at.address
-        ));
+        let kubelet = kubelet.words(&kubelet_options(&self.at));
         self.run("kubelet", kubelet.env("PATH", containerd::path()))
     }
 
@@ -133,40 +129,61 @@ impl Node {
 
     /// Configurations. The keys are made by the cluster.
     pub fn write_files(&self) -> Result<()> {
-        let m = &self.machine;
-        let places = containerd::Places {
-            root: "/var/lib/containerd",
-            state: "/run/containerd",
-            cni: "/etc/cni/net.d",
-            nri: "/var/run/nri/nri.sock",
-            plugins: ["/opt/nri/plugins", "/etc/nri/conf.d"],
-        };
-        m.write("/etc/containerd/config.toml", &containerd::config(&places))?;
-        // (Routed, not bridged: services work without the kernel's bridge filter.)
-        m.write(
-            "/etc/cni/net.d/10-pods.conflist",
-            &format!(
-                r#"{{"cniVersion": "0.4.0", "name": "pods", "plugins": [{{"type": "ptp", "ipMasq": false,
+        let mut all = files(&self.at).into_iter();
+        all.try_for_each(|(path, text)| self.machine.write(path, &text))
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // The kubelet first: it would start again what ends.
+        for name in ["kubelet", "containerd"] {
+            self.kill(name);
+        }
+        self.programs.clear();
+    }
+}
+
+/// Configurations of a node, by path.
+pub fn files(at: &Place) -> Vec<(&'static str, String)> {
+    let places = containerd::Places {
+        root: "/var/lib/containerd",
+        state: "/run/containerd",
+        cni: "/etc/cni/net.d",
+        nri: "/var/run/nri/nri.sock",
+        plugins: ["/opt/nri/plugins", "/etc/nri/conf.d"],
+    };
+    // (Routed, not bridged: services work without the kernel's bridge filter.)
+    let network = format!(
+        r#"{{"cniVersion": "0.4.0", "name": "pods", "plugins": [{{"type": "ptp", "ipMasq": false,
 "ipam": {{"type": "host-local", "ranges": [[{{"subnet": "{}"}}]], "routes": [{{"dst": "0.0.0.0/0"}}]}}}}]}}"#,
-                self.at.pods
-            ),
-        )?;
-        m.write("/etc/kubernetes/resolv.conf", "nameserver 127.0.0.1\n")?;
-        let Place {
-            name,
-            address,
-            cgroup,
-            ..
-        } = self.at;
-        // (The kubelet calls the group of all pods `kubepods`, below this one.)
-        let root = match cgroup {
-            "kubepods" => "/".into(),
-            other => format!("/{other}"),
-        };
-        m.write(
-            "/etc/kubernetes/kubelet.yaml",
-            &format!(
-                r#"apiVersion: kubelet.config.k8s.io/v1beta1
+        at.pods
+    );
+    vec![
+        ("/etc/containerd/config.toml", containerd::config(&places)),
+        ("/etc/cni/net.d/10-pods.conflist", network),
+        (
+            "/etc/kubernetes/resolv.conf",
+            "nameserver 127.0.0.1\n".into(),
+        ),
+        ("/etc/kubernetes/kubelet.yaml", kubelet_file(at)),
+    ]
+}
+
+fn kubelet_file(at: &Place) -> String {
+    let Place {
+        name,
+        address,
+        cgroup,
+        ..
+    } = at;
+    // (The kubelet calls the group of all pods `kubepods`, below this one.)
+    let root = match *cgroup {
+        "kubepods" => "/".into(),
+        other => format!("/{other}"),
+    };
+    format!(
+        r#"apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 cgroupDriver: cgroupfs
 cgroupRoot: {root}
@@ -184,17 +201,15 @@ imageGCLowThresholdPercent: 99
 tlsCertFile: {DIR}/{name}.crt
 tlsPrivateKeyFile: {DIR}/{name}.key
 "#
-            ),
-        )
-    }
+    )
 }
 
-impl Drop for Node {
-    fn drop(&mut self) {
-        // The kubelet first: it would start again what ends.
-        for name in ["kubelet", "containerd"] {
-            self.kill(name);
-        }
-        self.programs.clear();
-    }
+/// What a kubelet is started with.
+pub fn kubelet_options(at: &Place) -> String {
+    let Place { name, address, .. } = at;
+    format!(
+        "--config={DIR}/kubelet.yaml --kubeconfig={DIR}/{name}.conf --container-runtime=remote \
+         --container-runtime-endpoint=unix://{CONTAINERD} --image-service-endpoint=unix://{CONTAINERD} \
+         --hostname-override={name} --node-ip={address} --cert-dir=/var/lib/kubelet/pki"
+    )
 }

@@ -55,6 +55,9 @@ pub struct Spec {
     pub memory_mib: u32,
     /// MTU of the rails. RDMA's own is the next smaller one of 1024, 2048 and 4096.
     pub rail_mtu: u32,
+    /// A process whose network the machines reach through one more interface, behind the rails: it is there as
+    /// `10.0.2.2` and with its own addresses.
+    pub outside: Option<u32>,
     /// The built `lab-agent`.
     pub agent: PathBuf,
 }
@@ -68,6 +71,7 @@ impl Spec {
             cpus: 1,
             memory_mib: 1024,
             rail_mtu: 1500,
+            outside: None,
             agent: agent.into(),
         }
     }

@@ -54,6 +54,11 @@ impl Machine {
         })
     }
 
+    /// Of the process that holds its namespaces.
+    pub fn pid(&self) -> u32 {
+        self.holder.pid()
+    }
+
     /// A program that runs on it.
     pub fn program(&self, program: impl AsRef<OsStr>) -> Program {
         Program::new("nsenter", &Place::bare())
@@ -124,6 +129,24 @@ impl Drop for Machine {
         self.holder.kill();
         remove_cgroups(&self.cgroup);
     }
+}
+
+/// Makes cgroups of this name below the root of every hierarchy.
+pub fn make_cgroups(name: &str) -> Result<()> {
+    let top = Path::new("/sys/fs/cgroup");
+    let mut roots = vec![top.to_path_buf()];
+    if !top.join("cgroup.controllers").exists() {
+        // Version 1: a hierarchy in each directory. (Some have two names.)
+        let all = std::fs::read_dir(top)?.flatten();
+        roots = all
+            .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+            .map(|e| e.path())
+            .collect();
+    }
+    for r in roots {
+        std::fs::create_dir_all(r.join(name)).with_context(|| r.display().to_string())?;
+    }
+    Ok(())
 }
 
 /// Removes the (empty) cgroups of this name below the root of every hierarchy.

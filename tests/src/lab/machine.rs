@@ -43,7 +43,17 @@ impl Machine {
             "no_timer_check console=ttyS0 quiet panic=-1 oops=panic mitigations=off net.ifnames=0 LABNODE={}",
             node + 1
         );
-        let mut p = Program::new(QEMU, &Place::bare())
+        let mut p = match spec.outside {
+            None => Program::new(QEMU, &Place::bare()),
+            Some(pid) => Program::new("nsenter", &Place::bare()).args([
+                "--net",
+                "--target",
+                &pid.to_string(),
+                "--",
+                QEMU,
+            ]),
+        };
+        p = p
             .words("-nodefaults -no-user-config -display none -no-reboot")
             // Without cmpxchg16b: a failing one leaves wrong flags for an interrupt to save (seen with
             // qemu 7.2), and the kernel, which allocates memory by it, dies under heavy traffic.
@@ -79,6 +89,11 @@ impl Machine {
                 .arg(format!(
                     "virtio-net-pci,id=nic{i},netdev=wire{i},mac={address},romfile="
                 ));
+        }
+        if spec.outside.is_some() {
+            p = p.words(
+                "-netdev user,id=outside -device virtio-net-pci,id=nico,netdev=outside,romfile=",
+            );
         }
         let mut qemu = p.spawn()?;
         let [monitor, agent] = listeners.map(|l| accept(&l, &mut qemu));

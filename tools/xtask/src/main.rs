@@ -68,7 +68,8 @@ task TARGET [arguments]
   loom          ring, doorbell and lane under every interleaving
   integration   real programs under the shim (arguments: names of tests)
   containers    containers of a real runtime that the daemon gives the shim (arguments: names of tests)
-  cluster       pods of a real Kubernetes cluster (arguments: names of tests); the first time, it is built (6 min)
+  cluster       pods of a real Kubernetes cluster (arguments: names of tests; `lab`: two nodes with RDMA in virtual
+                machines); the first time, it is built (6 min)
   packaging     image and package, each made, and used where nothing else is changed (arguments: names of tests)
   lab           virtual machines with RDMA rails (arguments: names of tests)
   suites        other people's test suites, those that are quick (arguments: names of suites)
@@ -234,6 +235,7 @@ fn ci(tree: &Tree) -> Vec<Step> {
 /// The same, and what does not fit there.
 fn full(tree: &Tree) -> Vec<Step> {
     let mut all = ci(tree);
+    all.push(cluster_lab(tree));
     all.push(checks::msrv(tree));
     all.push(checks::miri(tree));
     all.push(checks::asan(tree));
@@ -294,7 +296,7 @@ fn unit(tree: &Tree) -> Step {
     // Debug assertions and overflow checks are on here. The programs' own crates have no unit tests
     // of their own to run under the shim: those are integration tests.
     let c = tree
-        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-admin -p underpassd -p underpass -p xtask --lib --bins --tests");
+        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-admin -p underpassd -p underpass -p xtask --lib --bins --tests");
     Step::new("unit", Kind::Tests, 305, c)
 }
 
@@ -429,6 +431,15 @@ fn cluster(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test cluster --");
     c.args(names);
     as_root(Step::new("cluster", Kind::Tests, 150, c))
+}
+
+/// Two nodes of a cluster in virtual machines, which have RDMA.
+fn cluster_lab(tree: &Tree) -> Step {
+    Step {
+        name: "cluster lab",
+        budget: 900,
+        ..cluster(tree, &["lab".into()])
+    }
 }
 
 /// The programs of a cluster; once.

@@ -1,0 +1,286 @@
+//! Two nodes with RDMA: virtual machines with containerd and a kubelet in each, and the control plane on this machine
+//! (`make cluster ARGS=lab`). There the daemons run as services of the nodes, since in a container they would need a device
+//! plugin for RDMA devices. They find each other through the API.
+
+use crate::cluster::Cluster;
+use crate::keys::DIR;
+use crate::node::{self, kubernetes, Place};
+use crate::things::{self, counts, Workload, REDIS};
+use anyhow::{ensure, Context, Result};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use underpass_tests::harness::containerd;
+use underpass_tests::harness::{paths, until};
+use underpass_tests::lab::{quoted, Guest, Lab, Running, Spec};
+
+/// Everything is emulated.
+const SLOW: Duration = Duration::from_secs(300);
+/// As long as a test may need a program.
+const LIFE: Duration = Duration::from_secs(3600);
+const BYTES: u32 = 1 << 20;
+
+/// The machines, as the lab names them and their addresses on its first wire.
+pub const NODES: [Place; 2] = [
+    Place {
+        name: "lab1",
+        address: "10.9.0.1",
+        pods: "10.244.11.0/24",
+        cgroup: "kubepods",
+    },
+    Place {
+        name: "lab2",
+        address: "10.9.0.2",
+        pods: "10.244.12.0/24",
+        cgroup: "kubepods",
+    },
+];
+
+/// A node of the cluster.
+struct Member {
+    at: Place,
+    guest: Guest,
+    _programs: Vec<Running>,
+}
+
+impl Member {
+    fn tool(&self, args: &str) -> Result<String> {
+        let tool = quoted(&paths::bin("underpass").to_string_lossy());
+        self.guest.sh(format!("{tool} {args}")).check()
+    }
+
+    /// Rows of the connections of a workload's pod.
+    fn rows(&self, workload: &str) -> Result<Vec<Value>> {
+        let said = self.tool("ss -ej")?;
+        let all: Vec<Value> = serde_json::from_str(&said).with_context(|| said)?;
+        let pod = format!("{workload}-");
+        let of = |r: &Value| {
+            let at = r["at"]["pod"].as_str();
+            at.is_some_and(|p| p.starts_with(&pod)) && r["state"] == "ACTIVE"
+        };
+        Ok(all.into_iter().filter(of).collect())
+    }
+
+    /// Are all connections of the pod, one at least, in this mode?
+    fn is_on(&self, workload: &str, mode: &str) -> bool {
+        let all = self.rows(workload).unwrap_or_default();
+        let on = |r: &Value| r["mode"].as_str().is_some_and(|m| m.starts_with(mode));
+        !all.is_empty() && all.iter().all(on)
+    }
+
+    /// Runs a script in the workload's container.
+    fn exec(&self, workload: &str, script: &str) -> Result<String> {
+        let ctr = ctr();
+        let label = format!("labels.\"io.kubernetes.pod.name\"~=^{workload}-");
+        let main = "labels.\"io.kubernetes.container.name\"==main";
+        let (filter, script) = (quoted(&format!("{label},{main}")), quoted(script));
+        let find = format!("id=$({ctr} containers ls -q {filter} | tail -1)");
+        let exec = format!("exec {ctr} tasks exec --exec-id test$$ $id sh -c {script}");
+        self.guest.sh(format!("{find}; {exec}")).limit(SLOW).check()
+    }
+}
+
+fn ctr() -> String {
+    let ctr = containerd::bin().join("ctr");
+    format!("{} -n k8s.io", quoted(&ctr.to_string_lossy()))
+}
+
+/// What a node's machine gets, in a directory that it sees.
+fn write(dir: &Path, at: Place, control: &Cluster) -> Result<()> {
+    let put = |path: &str, text: &str| -> Result<()> {
+        let to = dir.join(path.trim_start_matches('/'));
+        std::fs::create_dir_all(to.parent().context("a path")?)?;
+        Ok(std::fs::write(to, text)?)
+    };
+    let keys = control.node("node1").machine.path(DIR);
+    for f in ["ca.crt", "admin.crt", "admin.key", "admin.conf"] {
+        put(
+            &format!("{DIR}/{f}"),
+            &std::fs::read_to_string(keys.join(f))?,
+        )?;
+    }
+    for ext in ["crt", "key", "conf"] {
+        let f = format!("{}.{ext}", at.name);
+        put(
+            &format!("{DIR}/{f}"),
+            &std::fs::read_to_string(keys.join(&f))?,
+        )?;
+    }
+    for (path, text) in node::files(&at) {
+        put(path, &text)?;
+    }
+    let [library, tool] = [
+        paths::target().join("underpass/lib/libunderpass.so"),
+        paths::bin("underpass-static"),
+    ];
+    put(
+        "/etc/underpass/underpassd.toml",
+        &format!(
+            "[tls]\nca = '/etc/underpass/tls/ca.crt'\ncert = '/etc/underpass/tls/{name}.crt'\n\
+             key = '/etc/underpass/tls/{name}.key'\n\
+             [pods]\nnri = '/var/run/nri/nri.sock'\nlibrary = '{}'\ntool = '{}'\nplugins = ''\n\
+             [kubernetes]\napi = true\nnode = '{name}'\nnodes = true\n",
+            library.display(),
+            tool.display(),
+            name = at.name,
+        ),
+    )
+}
+
+/// Starts what a node runs, until the API says that it is ready.
+fn join(lab: &Lab, n: usize, dir: &Path, images: &[PathBuf], outside: usize) -> Result<Member> {
+    let (at, other) = (NODES[n], NODES[1 - n]);
+    let guest = lab.node(n).guest()?;
+    let script = format!(
+        "ip link set eth{outside} up
+         ip addr add 10.0.2.15/24 dev eth{outside}
+         ip route add 10.250.0.0/24 via 10.0.2.2
+         ip route add {} via {}
+         ip route add default via 10.0.2.2
+         echo 1 >/proc/sys/net/ipv4/ip_forward
+         for c in cpuset cpu io memory pids; do echo +$c >/sys/fs/cgroup/cgroup.subtree_control || true; done
+         mkdir -p /etc/kubernetes /opt/nri/plugins /etc/nri/conf.d
+         cp -r {}/. /",
+        other.pods,
+        other.address,
+        quoted(&dir.to_string_lossy()),
+    );
+    guest.sh(script).check()?;
+    let mut programs = Vec::new();
+    let mut start = |line: String| -> Result<()> {
+        let path = format!("export PATH={}; exec {line}", containerd::path());
+        programs.push(guest.sh(path).limit(LIFE).spawn()?);
+        Ok(())
+    };
+    let containerd = containerd::bin().join("containerd");
+    start(format!(
+        "{} --config /etc/containerd/config.toml",
+        containerd.display()
+    ))?;
+    let ctr = ctr();
+    let asks = || guest.sh(format!("{ctr} version")).check().is_ok();
+    until("containerd is ready", SLOW, asks)?;
+    for i in images {
+        let import = format!("{ctr} images import {}", quoted(&i.to_string_lossy()));
+        guest.sh(import).limit(SLOW).check()?;
+    }
+    let daemon = paths::bin("underpassd");
+    start(format!(
+        "env KUBECONFIG={DIR}/admin.conf {} --config /etc/underpass/underpassd.toml",
+        daemon.display()
+    ))?;
+    start(format!(
+        "{} {}",
+        kubernetes("kubelet").display(),
+        node::kubelet_options(&at)
+    ))?;
+    Ok(Member {
+        at,
+        guest,
+        _programs: programs,
+    })
+}
+
+/// Two annotated pods on two nodes are on RDMA at both ends, with every byte; a rail is cut, then both.
+pub fn pods_of_two_nodes(agent: &str) -> Result<()> {
+    let control = Cluster::control_plane()?;
+    control.apply(things::POLICIES)?;
+    control.kubectl(&["create", "namespace", "shop"])?;
+    let spec = Spec {
+        memory_mib: 3072,
+        outside: Some(control.node("node1").machine.pid()),
+        ..Spec::pair(agent)
+    };
+    let outside = spec.rails + 1;
+    let mut lab = Lab::boot(spec)?;
+    let done = with(&control, &mut lab, outside);
+    done.map_err(|e| e.context(control.picture()).context(lab.evidence()))
+}
+
+fn with(control: &Cluster, lab: &mut Lab, outside: usize) -> Result<()> {
+    let dirs = tempfile::Builder::new().prefix("upnodes-").tempdir()?;
+    for at in NODES {
+        write(&dirs.path().join(at.name), at, control)?;
+    }
+    certificates(dirs.path())?;
+    let members: Result<Vec<Member>> = (0..2)
+        .map(|n| {
+            join(
+                lab,
+                n,
+                &dirs.path().join(NODES[n].name),
+                control.images(),
+                outside,
+            )
+        })
+        .collect();
+    let members = members?;
+    for m in &members {
+        control.await_ready(m.at.name, SLOW)?;
+    }
+    let up = || {
+        let peers = members.iter().map(|m| m.tool("peers").unwrap_or_default());
+        peers.into_iter().all(|p| p.contains(" up "))
+    };
+    until("the daemons have a channel", SLOW, up)?;
+    let [far, near] = ["lab1", "lab2"];
+    let mut redis = Workload::new("redis", REDIS).annotated("underpass.io/enabled", "true");
+    redis.node = Some(far);
+    control.apply(&redis.text())?;
+    control.rolled_out_within("shop", "redis", SLOW)?;
+    let at = control.address_of("shop", "redis")?;
+    let mut load = Workload::new("load", counts(&at)).annotated("underpass.io/enabled", "true");
+    load.node = Some(near);
+    control.apply(&load.text())?;
+    control.rolled_out_within("shop", "load", SLOW)?;
+    let on = |mode: &str| members[0].is_on("redis", mode) && members[1].is_on("load", mode);
+    let picture = || {
+        let said = members.iter().map(|m| m.tool("ss -e").unwrap_or_default());
+        said.collect::<Vec<_>>().join("\n")
+    };
+    until("both ends are on RDMA", SLOW, || on("SMCR")).with_context(picture)?;
+    let line = format!(
+        "head -c {BYTES} /dev/urandom >/tmp/a && redis-cli -h {at} -x set k </tmp/a && \
+         redis-cli -h {at} --raw get k | head -c {BYTES} >/tmp/b && sha256sum </tmp/a && sha256sum </tmp/b"
+    );
+    let said = members[1].exec("load", &line)?;
+    let lines: Vec<&str> = said.lines().collect();
+    ensure!(lines.len() == 3 && lines[1] == lines[2], "{said}");
+    // The client stops if a number is not the next one: it counts on through all of this.
+    let counts_on = || -> Result<()> {
+        let counted = || -> u64 {
+            let said = members[1].exec("load", "cat /tmp/counted");
+            said.ok().and_then(|s| s.trim().parse().ok()).unwrap_or(0)
+        };
+        let before = counted();
+        until("the client counts on", SLOW, || counted() > before + 20)
+    };
+    counts_on()?;
+    lab.rail(1).cut()?;
+    counts_on()?;
+    until("both ends are on the other rail", SLOW, || on("SMCR")).with_context(picture)?;
+    lab.rail(2).cut()?;
+    until("both ends are on TCP", SLOW, || on("TCP")).with_context(picture)?;
+    counts_on()?;
+    lab.rail(1).mend()?;
+    lab.rail(2).mend()?;
+    until("both ends are back on RDMA", SLOW, || on("SMCR")).with_context(picture)?;
+    counts_on()
+}
+
+/// A CA and the nodes' certificates, as a site brings them.
+fn certificates(dirs: &Path) -> Result<()> {
+    let now = time::OffsetDateTime::now_utc();
+    let day = time::Duration::days(1);
+    let ca = underpass_certificates::ca("lab", day, now)?;
+    let authority = underpass_certificates::Authority::load(&ca.cert, &ca.key)?;
+    for at in NODES {
+        let tls = dirs.join(at.name).join("etc/underpass/tls");
+        std::fs::create_dir_all(&tls)?;
+        let made = authority.node(vec![at.name.into()], at.name, day, now)?;
+        std::fs::write(tls.join("ca.crt"), &ca.cert)?;
+        std::fs::write(tls.join(format!("{}.crt", at.name)), made.cert)?;
+        std::fs::write(tls.join(format!("{}.key", at.name)), made.key)?;
+    }
+    Ok(())
+}
