@@ -75,7 +75,7 @@ impl Member {
         let main = "labels.\"io.kubernetes.container.name\"==main";
         let (filter, script) = (quoted(&format!("{label},{main}")), quoted(script));
         let find = format!("id=$({ctr} containers ls -q {filter} | tail -1)");
-        let exec = format!("exec {ctr} tasks exec --exec-id test$$ $id sh -c {script}");
+        let exec = format!("exec {ctr} tasks exec --exec-id test$$ $id /bin/sh -c {script}");
         self.guest.sh(format!("{find}; {exec}")).limit(SLOW).check()
     }
 }

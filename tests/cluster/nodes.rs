@@ -58,8 +58,7 @@ pub fn a_node_comes(c: &mut Cluster) -> Result<()> {
     let paired = || {
         last = Value::from(rows(c, SECOND.name, "far").unwrap_or_default());
         let rows = last.as_array().map(Vec::as_slice).unwrap_or_default();
-        let code =
-            |r: &Value, of: &str| r[of] == "no-rdma-device" || r[of] == "peer-no-rdma-device";
+        let code = |r: &Value, of: &str| r[of]["name"] == "no-rdma-device";
         !rows.is_empty()
             && rows
                 .iter()

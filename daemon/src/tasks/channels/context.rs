@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Remaining validity of a certificate below which the log warns.
+/// Remaining validity of a certificate below which the log warns, if it is not a large part of all that it had.
 const EXPIRY_WARNING: Duration = Duration::from_secs(14 * 86_400);
 
 /// State that these tasks share.
@@ -44,7 +44,7 @@ impl Context {
                     tracing::warn!("{}: others can read this key", self.files.key.display());
                 }
                 let left = tls::left(i.own.not_after);
-                if left < EXPIRY_WARNING {
+                if left < EXPIRY_WARNING.min(tls::life(&i.own) / 4) {
                     let hours = left.as_secs() / 3600;
                     tracing::warn!("the certificate of node {} ends in {hours} h", self.own);
                 }
