@@ -7,20 +7,14 @@ use crate::cli;
 use crate::out::{self, clean, Failure, Outcome};
 use nix::fcntl::{open, OFlag};
 use nix::sys::stat::Mode;
-use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose,
-};
+use rcgen::{ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use serde_json::{json, Value};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use time::{Duration, OffsetDateTime};
-use underpass_admin::certificate::{facts_of_pem, valid_name, Facts};
-
-/// Certificates become valid a little before they are made, because clocks differ.
-const EARLIER: Duration = Duration::hours(1);
+use time::OffsetDateTime;
+use underpass_admin::certificate::{authority, facts_of_pem, holder, valid_name, Facts};
 
 pub fn run(o: &cli::Certs) -> Outcome {
     match o {
@@ -110,21 +104,8 @@ fn save(dir: &Path, name: &str, key: &str, cert: &str, force: bool) -> Result<()
     ))
 }
 
-fn params(names: Vec<String>, common: &str, days: u32) -> Result<CertificateParams, Failure> {
-    let mut p = CertificateParams::new(names).map_err(making)?;
-    p.distinguished_name = DistinguishedName::new();
-    p.distinguished_name.push(DnType::CommonName, common);
-    let now = OffsetDateTime::now_utc();
-    p.not_before = now - EARLIER;
-    p.not_after = now + Duration::days(days.into());
-    Ok(p)
-}
-
 fn ca(o: &cli::CertsCa) -> Outcome {
-    let key = KeyPair::generate().map_err(making)?; // ECDSA, P-256
-    let mut p = params(Vec::new(), &o.name, o.days)?;
-    p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    p.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let (p, key) = authority(&o.name, OffsetDateTime::now_utc(), o.days).map_err(making)?;
     let cert = p.self_signed(&key).map_err(making)?;
     save(&o.out, "ca", &key.serialize_pem(), &cert.pem(), o.force)?;
     Ok(ExitCode::SUCCESS)
@@ -161,9 +142,16 @@ fn node(o: &cli::CertsNode) -> Outcome {
     }
     let issuer = Issuer::from_ca_cert_pem(&crt_text, ca_key).map_err(making)?;
     let key = KeyPair::generate().map_err(making)?;
-    let mut p = params(o.names().cloned().collect(), &o.name, o.days)?;
+    // Each node is a server to some peers and a client to others.
+    let usages = [
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    let names = o.names().cloned().collect();
+    let now = OffsetDateTime::now_utc();
+    let mut p = holder(names, &o.name, now, o.days, &usages).map_err(making)?;
     let end = OffsetDateTime::from_unix_timestamp(ca.not_after).unwrap_or(p.not_after);
-    if end <= OffsetDateTime::now_utc() {
+    if end <= now {
         return Err(bad_ca("this CA has expired; make a new one"));
     }
     if p.not_after > end {
@@ -173,13 +161,6 @@ fn node(o: &cli::CertsNode) -> Outcome {
             date(ca.not_after)
         ));
     }
-    p.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    // Each node is a server to some peers and a client to others.
-    p.extended_key_usages = vec![
-        ExtendedKeyUsagePurpose::ServerAuth,
-        ExtendedKeyUsagePurpose::ClientAuth,
-    ];
-    p.use_authority_key_identifier_extension = true;
     let cert = p.signed_by(&key, &issuer).map_err(making)?;
     save(&o.out, &o.name, &key.serialize_pem(), &cert.pem(), o.force)?;
     Ok(ExitCode::SUCCESS)

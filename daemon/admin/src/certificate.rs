@@ -1,9 +1,17 @@
-//! What the certificate of a node says, and the names that one can carry.
+//! What a certificate says, the names that one can carry, and how one is made.
 
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose,
+};
 use std::net::IpAddr;
+use time::{Duration, OffsetDateTime};
 use x509_parser::extensions::GeneralName;
 use x509_parser::pem::Pem;
 use x509_parser::prelude::{FromDer, X509Certificate};
+
+/// Certificates become valid a little before they are made, because clocks differ.
+const EARLIER: Duration = Duration::hours(1);
 
 /// What a certificate says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,4 +72,47 @@ pub fn valid_name(s: &str) -> bool {
     };
     // A name that reads as an address would be checked as one.
     s.len() <= 253 && s.split('.').all(label) && s.parse::<IpAddr>().is_err()
+}
+
+/// From `now` on, for so many days.
+fn params(
+    names: Vec<String>,
+    common: &str,
+    now: OffsetDateTime,
+    days: u32,
+) -> Result<CertificateParams, rcgen::Error> {
+    let mut p = CertificateParams::new(names)?;
+    p.distinguished_name = DistinguishedName::new();
+    p.distinguished_name.push(DnType::CommonName, common);
+    p.not_before = now - EARLIER;
+    p.not_after = now + Duration::days(days.into());
+    Ok(p)
+}
+
+/// A CA of this name, and its key, that is to sign with them from `now` on for so many days.
+pub fn authority(
+    name: &str,
+    now: OffsetDateTime,
+    days: u32,
+) -> Result<(CertificateParams, KeyPair), rcgen::Error> {
+    let key = KeyPair::generate()?; // ECDSA, P-256
+    let mut p = params(Vec::new(), name, now, days)?;
+    p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    p.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    Ok((p, key))
+}
+
+/// What a certificate is to say that a CA signs: of somebody with these names.
+pub fn holder(
+    names: Vec<String>,
+    common: &str,
+    now: OffsetDateTime,
+    days: u32,
+    usages: &[ExtendedKeyUsagePurpose],
+) -> Result<CertificateParams, rcgen::Error> {
+    let mut p = params(names, common, now, days)?;
+    p.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    p.extended_key_usages = usages.to_vec();
+    p.use_authority_key_identifier_extension = true;
+    Ok(p)
 }

@@ -2,7 +2,7 @@
 
 use super::{Learnt, Watched};
 use futures_util::{Stream, StreamExt};
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec};
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, watcher, Event};
 use kube::runtime::WatchStreamExt;
@@ -53,7 +53,12 @@ pub(super) async fn pods(client: Client, node: &str, learnt: &Learnt) {
     follow(
         events,
         "pods",
-        |p| Some((uid(p), init(p))),
+        |p| {
+            Some((
+                uid(p),
+                p.spec.as_ref().map(init_containers).unwrap_or_default(),
+            ))
+        },
         uid,
         |is| learnt.set_watching(Watched::Pods, is),
         |change| learnt.change(|c| change.make(&mut c.init)),
@@ -61,12 +66,9 @@ pub(super) async fn pods(client: Client, node: &str, learnt: &Learnt) {
     .await;
 }
 
-/// Names of its init containers, without those that go on beside the others.
-fn init(pod: &Pod) -> Vec<String> {
-    let all = pod
-        .spec
-        .iter()
-        .flat_map(|s| s.init_containers.iter().flatten());
+/// Names of a pod's init containers, without those that go on beside the others.
+pub fn init_containers(pod: &PodSpec) -> Vec<String> {
+    let all = pod.init_containers.iter().flatten();
     let ends = all.filter(|c| c.restart_policy.as_deref() != Some(ALWAYS));
     ends.map(|c| c.name.clone()).collect()
 }

@@ -22,6 +22,8 @@
 mod learn;
 mod tell;
 
+pub use learn::init_containers;
+
 use parking_lot::Mutex;
 use std::io;
 use std::path::PathBuf;
