@@ -5,9 +5,21 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 {{- define "underpass.labels" -}}
 {{ include "underpass.selector" . }}
+{{ include "underpass.common" . }}
+{{- end }}
+{{- define "underpass.common" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+{{/* The same of the webhook, whose pods are none of the daemons'. */}}
+{{- define "underpass.webhook.selector" -}}
+app.kubernetes.io/name: underpass-webhook
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+{{- define "underpass.webhook.labels" -}}
+{{ include "underpass.webhook.selector" . }}
+{{ include "underpass.common" . }}
 {{- end }}
 {{/* Names of what has no namespace are the release's. */}}
 {{- define "underpass.cluster" -}}
