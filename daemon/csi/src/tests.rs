@@ -20,7 +20,8 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-/// A node: a process with a mount namespace of its own, from which mounts do not come out.
+/// A node: a process with a mount namespace of its own, from which mounts do not come out. Within, they are shared, as on
+/// nodes with systemd.
 struct Node(Child);
 
 impl Node {
@@ -33,7 +34,7 @@ impl Node {
                 "private",
                 "sh",
                 "-c",
-                "echo; exec cat",
+                "mount --make-rshared /; echo; exec cat",
             ])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -318,6 +319,7 @@ async fn a_volume_in_the_node_s_namespace() {
         };
         assert!(line.contains(" ro,nosuid,nodev"), "{line}");
         assert!(!line.contains("noexec"), "{line}");
+        assert!(line.contains(" master:"), "{line}: nothing comes out of a container");
     }
     let shim = node.at(&at.join("shim"));
     assert_eq!(fs::read(&shim).unwrap(), b"1");

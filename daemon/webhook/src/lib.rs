@@ -31,6 +31,8 @@ pub mod rotate;
 pub mod seen;
 pub mod server;
 
+pub use pod::Lookup;
+
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,6 +1,5 @@
 //! A pod as it is created, in the words in which a container runtime tells of one: both ways decide by one rule.
 
-use crate::review::Lookup;
 use k8s_openapi::api::core::v1::{self, Pod, PodSpec};
 use std::collections::BTreeMap;
 use underpass_csi::NAME as DRIVER;
@@ -13,6 +12,14 @@ const NODES: [(&str, &str); 2] = [
     ("kubernetes.io/os", "linux"),
     ("kubernetes.io/arch", "amd64"),
 ];
+
+/// What is known of the cluster.
+pub trait Lookup: Send + Sync {
+    /// The value of a namespace's annotation [`ENABLED`].
+    fn namespace(&self, name: &str) -> Option<String>;
+    /// The handler of a runtime class.
+    fn handler(&self, class: &str) -> Option<String>;
+}
 
 /// The pod, and what the cluster says of it.
 pub(crate) fn sandbox(

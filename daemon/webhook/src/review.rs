@@ -1,6 +1,6 @@
 //! The answer to an AdmissionReview: always yes, and a patch for a pod whose containers get the shim.
 
-use crate::pod;
+use crate::pod::{self, Lookup};
 use k8s_openapi::api::core::v1::{self, EnvVar, Pod, PodSpec};
 use k8s_openapi::ByteString;
 use serde::Deserialize;
@@ -20,14 +20,6 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Longest warning, in bytes, and how many there are: API servers show no more.
 const WARNING_MAX: usize = 250;
 const WARNINGS: usize = 8;
-
-/// What is known of the cluster.
-pub trait Lookup: Send + Sync {
-    /// The value of a namespace's annotation [`policy::ENABLED`].
-    fn namespace(&self, name: &str) -> Option<String>;
-    /// The handler of a runtime class.
-    fn handler(&self, class: &str) -> Option<String>;
-}
 
 /// Why a container that asked does not get it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,7 +1,6 @@
 //! What is known of the cluster: annotations of namespaces, and handlers of runtime classes. Watched, so that no pod waits.
 
-use crate::pod;
-use crate::review::Lookup;
+use crate::pod::{self, Lookup};
 use futures_util::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::node::v1::RuntimeClass;
