@@ -319,7 +319,10 @@ async fn a_volume_in_the_node_s_namespace() {
         };
         assert!(line.contains(" ro,nosuid,nodev"), "{line}");
         assert!(!line.contains("noexec"), "{line}");
-        assert!(line.contains(" master:"), "{line}: nothing comes out of a container");
+        assert!(
+            line.contains(" master:"),
+            "{line}: nothing comes out of a container"
+        );
     }
     let shim = node.at(&at.join("shim"));
     assert_eq!(fs::read(&shim).unwrap(), b"1");
