@@ -3,7 +3,7 @@
 use super::nodes::{Nodes, Placed};
 use super::{Learnt, Watched};
 use futures_util::{Stream, StreamExt};
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, PodSpec};
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, watcher, Event};
 use kube::runtime::WatchStreamExt;
@@ -67,7 +67,7 @@ pub(super) async fn pods(client: Client, node: &str, learnt: &Learnt) {
     follow(
         events,
         "pods",
-        |p| Some(init(p)),
+        |p| Some(p.spec.as_ref().map(init_containers).unwrap_or_default()),
         uid,
         |is| learnt.set_watching(Watched::Pods, is),
         |told| {
@@ -174,12 +174,9 @@ fn interfaces(text: &str, told: &[IpAddr]) -> Vec<IpAddr> {
     ips.filter(|ip| !told.contains(ip)).collect()
 }
 
-/// Names of its init containers, without those that go on beside the others.
-fn init(pod: &Pod) -> Vec<String> {
-    let all = pod
-        .spec
-        .iter()
-        .flat_map(|s| s.init_containers.iter().flatten());
+/// Names of a pod's init containers, without those that go on beside the others.
+pub fn init_containers(pod: &PodSpec) -> Vec<String> {
+    let all = pod.init_containers.iter().flatten();
     let ends = all.filter(|c| c.restart_policy.as_deref() != Some(ALWAYS));
     ends.map(|c| c.name.clone()).collect()
 }

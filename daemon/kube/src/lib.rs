@@ -25,6 +25,7 @@ mod learn;
 mod nodes;
 mod tell;
 
+pub use learn::init_containers;
 pub use nodes::Nodes;
 
 use parking_lot::Mutex;

@@ -5,6 +5,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 {{- define "underpass.labels" -}}
 {{ include "underpass.selector" . }}
+{{ include "underpass.common" . }}
+{{- end }}
+{{- define "underpass.common" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
@@ -16,6 +19,15 @@ app.kubernetes.io/component: node
 {{- end }}
 {{- define "underpass.image" -}}
 {{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) | quote }}
+{{- end }}
+{{/* The same of the webhook, whose pods are none of the daemons'. */}}
+{{- define "underpass.webhook.selector" -}}
+app.kubernetes.io/name: underpass-webhook
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+{{- define "underpass.webhook.labels" -}}
+{{ include "underpass.webhook.selector" . }}
+{{ include "underpass.common" . }}
 {{- end }}
 {{/* Names of what has no namespace are the release's. */}}
 {{- define "underpass.cluster" -}}

@@ -1,0 +1,159 @@
+//! gRPC over the two sockets. Both answer all calls: nobody but the kubelet can connect to either.
+
+use crate::authority::Connection;
+use crate::driver::Driver;
+use crate::messages::Empty;
+use futures_util::Stream;
+use prost::Message;
+use std::convert::Infallible;
+use std::fs;
+use std::future::Future;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::net::UnixListener;
+use tonic::body::Body;
+use tonic::codegen::http::{Request, Response};
+use tonic::server::{Grpc, UnaryService};
+use tonic::transport::Server;
+use tonic::Status;
+use tonic_prost::ProstCodec;
+
+/// Longest call; the kubelet waits for two minutes.
+const TIME: Duration = Duration::from_secs(60);
+/// Largest message: names, paths and the attributes of one volume.
+const MESSAGE_MAX: usize = 256 << 10;
+/// Calls of a connection at a time.
+const CALLS: usize = 32;
+/// Pause after a connection that could not be accepted.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// Listens at a path, for root alone. A socket that an earlier daemon has left is replaced.
+pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o750)
+        .create(dir)?;
+    // It gets its name when its mode is right: `bind` makes it as the umask has it. (The kubelet skips names with a dot.)
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let new = dir.join(format!(".{name}.new"));
+    match fs::remove_file(&new) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&new)?;
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o600))?;
+    fs::rename(&new, path)?;
+    Ok(listener)
+}
+
+/// For ever.
+pub(crate) async fn serve(listener: UnixListener, driver: &Arc<Driver>) {
+    let server = Server::builder()
+        .timeout(TIME)
+        .concurrency_limit_per_connection(CALLS);
+    let answers = Answers(driver.clone());
+    if let Err(e) = server
+        .serve_with_incoming(answers, connections(listener))
+        .await
+    {
+        tracing::error!("the kubelet is not served any more: {e}");
+    }
+}
+
+fn connections(listener: UnixListener) -> impl Stream<Item = io::Result<Connection>> {
+    futures_util::stream::unfold(listener, |listener| async {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => return Some((Ok(Connection::new(stream)), listener)),
+                Err(e) => tracing::debug!("CSI: accept: {e}"),
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    })
+}
+
+/// What tonic asks for each call.
+#[derive(Clone)]
+struct Answers(Arc<Driver>);
+
+impl tonic::codegen::Service<Request<Body>> for Answers {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, call: Request<Body>) -> Self::Future {
+        let driver = self.0.clone();
+        Box::pin(async { Ok(answer(driver, call).await) })
+    }
+}
+
+async fn answer(driver: Arc<Driver>, call: Request<Body>) -> Response<Body> {
+    let path = call.uri().path().to_owned();
+    match path.as_str() {
+        "/pluginregistration.Registration/GetInfo" => {
+            unary(call, |_: Empty| async move { Ok(driver.plugin_info()) }).await
+        }
+        "/pluginregistration.Registration/NotifyRegistrationStatus" => {
+            unary(call, |s| async move { Ok(driver.registration_status(&s)) }).await
+        }
+        "/csi.v1.Identity/GetPluginInfo" => {
+            unary(call, |_: Empty| async { Ok(Driver::driver_info()) }).await
+        }
+        "/csi.v1.Identity/Probe" => unary(call, |_: Empty| async { Ok(Driver::probe()) }).await,
+        // None of those that are optional.
+        "/csi.v1.Identity/GetPluginCapabilities" | "/csi.v1.Node/NodeGetCapabilities" => {
+            unary(call, |_: Empty| async { Ok(Empty {}) }).await
+        }
+        "/csi.v1.Node/NodeGetInfo" => {
+            unary(call, |_: Empty| async move { driver.node_info() }).await
+        }
+        "/csi.v1.Node/NodePublishVolume" => {
+            unary(call, |v| async move { driver.publish(v).await }).await
+        }
+        "/csi.v1.Node/NodeUnpublishVolume" => {
+            unary(call, |v| async move { driver.unpublish(v).await }).await
+        }
+        _ => Status::unimplemented(format!("{path} is not offered")).into_http(),
+    }
+}
+
+/// One message, one answer.
+async fn unary<A, B, F>(call: Request<Body>, act: impl FnOnce(A) -> F) -> Response<Body>
+where
+    A: Message + Default + Send + 'static,
+    B: Message + Default + Send + 'static,
+    F: Future<Output = Result<B, Status>> + Send + 'static,
+{
+    let mut grpc = Grpc::new(ProstCodec::<B, A>::default()).max_decoding_message_size(MESSAGE_MAX);
+    grpc.unary(Unary(Some(act)), call).await
+}
+
+/// The function that answers, as tonic wants it.
+struct Unary<F>(Option<F>);
+
+impl<A, B, C, F> UnaryService<A> for Unary<F>
+where
+    F: FnOnce(A) -> C,
+    C: Future<Output = Result<B, Status>> + Send + 'static,
+{
+    type Response = B;
+    type Future = Pin<Box<dyn Future<Output = Result<tonic::Response<B>, Status>> + Send>>;
+
+    fn call(&mut self, message: tonic::Request<A>) -> Self::Future {
+        let Some(act) = self.0.take() else {
+            return Box::pin(async { Err(Status::internal("called twice")) });
+        };
+        let answer = act(message.into_inner());
+        Box::pin(async { answer.await.map(tonic::Response::new) })
+    }
+}
