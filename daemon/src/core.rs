@@ -14,13 +14,14 @@ mod recovered;
 pub mod register;
 mod remote;
 mod resets;
+pub(crate) mod tables;
 pub(crate) mod takeover;
 
 use crate::clients::adopt::Recovered;
 use crate::clients::client::{Client, PerSecond};
 use crate::clients::control::Control;
 use crate::clients::families::Families;
-use crate::clients::family::Family;
+use crate::clients::family::{Family, Totals};
 use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::limits::{Cgroups, Member};
 use crate::clients::notice::Notice;
@@ -71,8 +72,11 @@ pub struct Core<V: Provider = Ibv> {
     /// Number of this run of the daemon.
     pub incarnation: u64,
     pub started: Duration,
+    began: tables::Began,
     pub clients: HashMap<ClientId, Client>,
     pub families: Families,
+    /// Whose turn it is to read their tables for the sums.
+    reading: Arc<tokio::sync::Mutex<()>>,
     /// Processes of families that were there before us, and have not said hello.
     pub recovered: Vec<Recovered>,
     /// Ends of processes that have ended, which other processes may still hold.
@@ -127,6 +131,8 @@ pub struct Hello {
     pub own_pid: u32,
     pub ident: Ident,
     pub table: Foreign,
+    /// What the table says, if that is older than this daemon and has not been read yet.
+    pub found: Option<Totals>,
 }
 
 impl<V: Provider> Core<V> {
@@ -158,8 +164,10 @@ impl<V: Provider> Core<V> {
             proof,
             incarnation,
             started: now,
+            began: tables::Began::now(),
             clients: HashMap::new(),
             families: Families::default(),
+            reading: Arc::default(),
             recovered: Vec::new(),
             inherited: InheritedEnds::default(),
             takeovers: Vec::new(),
@@ -213,8 +221,8 @@ impl<V: Provider> Core<V> {
                     .ok_or(Reason::Limit)?;
                 let id = ClientId(self.next_client);
                 self.next_client += 1;
-                let family = self.families.join(hello.ident, hello.table);
-                self.families.came_from(hello.ident, &process.cgroups);
+                let table = (hello.ident, hello.table);
+                let family = self.join_family(table, hello.found, process.id, &process.cgroups);
                 let client = Client {
                     id,
                     proc_id: process.id,
@@ -350,7 +358,7 @@ impl<V: Provider> Core<V> {
         if !p.may_move(now) {
             return Err(Violation("it moves all the time")); // the daemon keeps each table for a while
         }
-        let family = self.families.join(ident, table);
+        let family = self.families.join(ident, table, (now, false));
         self.families.follows(ident, p.family.ident);
         let before = std::mem::replace(&mut p.family, family.clone()).ident;
         self.by_process.remove(&(p.proc_id, before));

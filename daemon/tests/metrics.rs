@@ -183,6 +183,33 @@ fn counters_outlive_what_they_count() {
     assert_eq!(value(&all, "underpass_resets_total"), Some(1.0));
 }
 
+/// What one program writes into its table does not hide what another one does.
+#[test]
+fn a_program_that_lies_about_itself() {
+    let d = Shown::start("");
+    let (liar, honest) = (Shim::new(&d.daemon.dir), Shim::new(&d.daemon.dir));
+    let resets = "underpass_resets_total";
+    assert_eq!(value(&d.metrics(), resets), Some(0.0));
+    let promoted = "underpass_promotions_total";
+    for (n, lie) in (1..).zip([u64::MAX, 1 << 60, 0, u64::MAX / 2]) {
+        liar.stats().promoted.store(lie, Relaxed);
+        liar.stats().lane_tx.store(lie, Relaxed);
+        honest.stats().count_reset(false);
+        honest.stats().promoted.fetch_add(1, Relaxed);
+        let all = d.metrics();
+        let shown = [resets, promoted].map(|s| value(&all, s));
+        assert_eq!(shown, [Some(f64::from(n)); 2]);
+    }
+    let all = d.metrics();
+    for lies in [
+        "underpass_implausible_reports_total",
+        "underpass_pod_implausible_reports_total{namespace=\"\",pod=\"\"}",
+    ] {
+        assert!(value(&all, lies) >= Some(3.0), "{lies} in {all}");
+    }
+    check(&all);
+}
+
 #[test]
 fn both_forms_and_nothing_else() {
     let d = Shown::start("");

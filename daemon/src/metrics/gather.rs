@@ -1,13 +1,13 @@
 //! The core's side: what it answers to the thread that speaks HTTP.
 
 use crate::admin::rail_view;
-use crate::admin::server::{entries_of_late, read_families};
+use crate::admin::server::entries_of_late;
 use crate::clients::control::DATAGRAMS;
 use crate::clients::families::Account;
 use crate::clients::family::Totals;
 use crate::clients::view::Entry;
 use crate::core::counters::Counters;
-use crate::core::Shared;
+use crate::core::{tables, Shared};
 use crate::os::memfd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ fn ready(shared: &Shared) -> Ready {
 
 async fn snapshot(shared: &Shared) -> Snapshot {
     let rows = entries_of_late(shared, "metrics", LOOK).await;
-    let totals = read_families(shared).await;
+    let totals = tables::read_all(shared).await;
     let (chunks, rails) = {
         let c = shared.borrow();
         (c.groups.memory(), c.rails.clone())

@@ -21,6 +21,9 @@ pub(super) struct Show {
     highest: Highest,
 }
 
+const IMPLAUSIBLE: &str =
+    "Times that a program's counters were not taken in, because they said what cannot be true";
+
 fn gauge(name: &str, help: &'static str, n: u64) -> Metric {
     Metric::new(name, help).with(&[], Value::Gauge(float(n)))
 }
@@ -96,11 +99,13 @@ impl Show {
             "underpass_pod_resets",
             "Connections that the shim has reset",
         );
+        let mut implausible = Metric::new("underpass_pod_implausible_reports", IMPLAUSIBLE);
         for ((namespace, pod), t) in self.pods.sums() {
             let at = [("namespace", namespace.as_str()), ("pod", pod.as_str())];
             let to = |label, is| [at[0], at[1], (label, is)];
             promoted = promoted.with(&at, Value::Count(t.promoted));
             resets = resets.with(&at, Value::Count(t.resets));
+            implausible = implausible.with(&at, Value::Count(t.implausible));
             for (direction, n) in [("sent", t.lane_tx), ("received", t.lane_rx)] {
                 bytes = bytes.with(&to("direction", direction), Value::Count(n));
             }
@@ -113,7 +118,7 @@ impl Show {
             "Pods (or namespaces) with series of their own; the others are in `other`",
             self.pods.len() as u64,
         );
-        vec![promoted, bytes, switches, resets, shown]
+        vec![promoted, bytes, switches, resets, implausible, shown]
     }
 
     fn containers(&mut self, c: &Containers, now: Instant) -> Vec<Metric> {
@@ -219,6 +224,7 @@ fn node(s: &Snapshot) -> Vec<Metric> {
             "Connections that the shim has reset",
             t.resets,
         ),
+        count("underpass_implausible_reports", IMPLAUSIBLE, t.implausible),
     ]
 }
 

@@ -4,7 +4,7 @@ mod dial;
 
 use crate::clients::control::Control;
 use crate::clients::limits::Cgroup;
-use crate::core::{Hello, Shared};
+use crate::core::{tables, Hello, Shared};
 use crate::lanes::groups::Violation;
 use crate::os::fds::{self, Foreign};
 use crate::os::memfd;
@@ -172,11 +172,14 @@ async fn greet(
         }
     };
     let pidfd = process.take_pidfd()?;
+    // (Before it gets an answer: then it may do what counts.)
+    let (table, found) = tables::begin(shared, (ident, table), process.id).await?;
     let hello = Hello {
         version: common,
         own_pid: pid,
         ident,
         table,
+        found,
     };
     let admitted = shared.borrow_mut().admit(&process, hello, control);
     let (id, new) = match admitted {
