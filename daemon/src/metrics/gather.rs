@@ -27,7 +27,7 @@ pub(crate) enum Ask {
 }
 
 /// What new connections and containers need, besides the control socket.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ready {
     /// The BPF proof works, or the configuration does without it.
     pub proof: bool,
@@ -36,6 +36,7 @@ pub(crate) struct Ready {
 }
 
 /// What the core and its helpers know at one moment.
+#[derive(Default)]
 pub(crate) struct Snapshot {
     pub counters: Counters,
     pub datagrams: u64,

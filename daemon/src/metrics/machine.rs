@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use underpass_admin::proc;
-use underpass_rdma::devices::{PortCounters, Tree, NAMED};
+use underpass_rdma::devices::{PortCounters, NAMED};
 
 /// Numbers of a process in `/proc/PID/stat`, from the field behind the name: user and system time, threads, start.
 const STAT: [usize; 4] = [11, 12, 17, 19];
@@ -105,10 +105,6 @@ fn threads_cpu() -> Metric {
 }
 
 /// The counters of all ports.
-pub(super) fn ports() -> Vec<Metric> {
-    of_ports(&Tree::system().counters())
-}
-
 pub(super) fn of_ports(ports: &[PortCounters]) -> Vec<Metric> {
     let mut all = Vec::new();
     type Take = fn(&PortCounters) -> Option<f64>;

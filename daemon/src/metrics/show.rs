@@ -14,11 +14,14 @@ use lane::proto::reason::{Reason, TABLE};
 use std::collections::BTreeMap;
 use std::time::Instant;
 use underpass_admin::{NodeState, PeerState, RailStats};
+use underpass_rdma::devices::Tree;
 
 /// What has to be remembered from one time to the next.
 pub(super) struct Show {
     pods: Pods,
     highest: Highest,
+    /// The RDMA devices. A file of theirs may take long to read: not on a thread that others wait for.
+    pub(super) tree: Tree,
 }
 
 const IMPLAUSIBLE: &str =
@@ -58,6 +61,7 @@ impl Show {
         Show {
             pods: Pods::new(config),
             highest: Highest::default(),
+            tree: Tree::system(),
         }
     }
 
@@ -79,7 +83,7 @@ impl Show {
         }
         all.extend(rails(&s.rails));
         all.extend(machine::process());
-        all.extend(machine::ports());
+        all.extend(machine::of_ports(&self.tree.counters()));
         self.highest.keep(&mut all);
         all
     }
