@@ -23,7 +23,7 @@ use crate::clients::control::Control;
 use crate::clients::families::Families;
 use crate::clients::family::{Family, Totals};
 use crate::clients::ids::{ClientId, ConnRef};
-use crate::clients::limits::{Cgroups, Member};
+use crate::clients::limits::{self, Cgroups, Member};
 use crate::clients::notice::Notice;
 use crate::clients::view::{Holder, Snapshot};
 use crate::config::Config;
@@ -122,7 +122,7 @@ pub struct Core<V: Provider = Ibv> {
     pub rails: Option<Arc<DataPlane<V>>>,
     effects: remote::Effects,
     /// What the daemon's lanes count against, as a client of remote link groups.
-    remote_cgroup: Arc<crate::clients::limits::Cgroup>,
+    remote_cgroup: Arc<limits::Cgroup>,
 }
 
 /// What a shim said in its hello, checked.
@@ -153,13 +153,14 @@ impl<V: Provider> Core<V> {
             let rails = Rails::new(system.clone(), verbs, &config.rail, own, all);
             Arc::new(DataPlane::new(system.clone(), rails))
         });
+        let cgroups = Cgroups::new(config.limits());
         Core {
             system,
-            cgroups: Cgroups::new(config.limits()),
             peers,
             rails,
             effects: remote::Effects::default(),
-            remote_cgroup: crate::clients::limits::remote(),
+            remote_cgroup: limits::remote(&cgroups.refused),
+            cgroups,
             config,
             proof,
             incarnation,

@@ -8,6 +8,7 @@ use crate::admin::census;
 use crate::admin::door::{Door, Here, Places};
 use crate::admin::rail_view;
 use crate::clients::control::DATAGRAMS;
+use crate::clients::limits::Limit;
 use crate::clients::view::Entry;
 use crate::core::commands::CommandTarget;
 use crate::core::{tables, Shared};
@@ -131,7 +132,13 @@ async fn talk(
         }
     };
     let _place = match caller.as_ref().and_then(|c| c.pod.as_ref()) {
-        Some(pod) => Some(places.take(pod).ok_or(std::io::ErrorKind::ResourceBusy)?),
+        Some(pod) => {
+            let place = places.take(pod);
+            if place.is_none() {
+                shared.borrow().cgroups.refused.count(Limit::Tools);
+            }
+            Some(place.ok_or(std::io::ErrorKind::ResourceBusy)?)
+        }
         None => None,
     };
     let (r, mut w) = stream.split();

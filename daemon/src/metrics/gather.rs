@@ -5,6 +5,7 @@ use crate::admin::server::entries_of_late;
 use crate::clients::control::DATAGRAMS;
 use crate::clients::families::Account;
 use crate::clients::family::Totals;
+use crate::clients::limits::Limit;
 use crate::clients::view::Entry;
 use crate::core::counters::Counters;
 use crate::core::{tables, Shared};
@@ -39,6 +40,8 @@ pub(crate) struct Ready {
 #[derive(Default)]
 pub(crate) struct Snapshot {
     pub counters: Counters,
+    /// What limits have refused, in the order of [`Limit::ALL`].
+    pub refused: [u64; Limit::ALL.len()],
     pub datagrams: u64,
     pub ready: Ready,
     pub processes: usize,
@@ -110,6 +113,7 @@ async fn snapshot(shared: &Shared) -> Snapshot {
     });
     Snapshot {
         counters: c.counters.clone(),
+        refused: c.cgroups.refused.all(),
         datagrams: DATAGRAMS.load(Relaxed),
         ready,
         processes: c.clients.values().filter(|p| p.control.is_some()).count(),

@@ -6,6 +6,7 @@ use super::pods::{Label, Pods};
 use super::text::{float, Highest, Metric, Value};
 use super::{machine, text};
 use crate::clients::family::Totals;
+use crate::clients::limits::Limit;
 use crate::config::MetricsConfig;
 use crate::core::counters::{Counters, LIMITS_US, UNKNOWN};
 use lane::family::Cause;
@@ -72,6 +73,7 @@ impl Show {
             .with(&[("version", env!("CARGO_PKG_VERSION"))], Value::Gauge(1.0))];
         all.extend(node(s));
         all.extend(counted(&s.counters));
+        all.push(refused(&s.refused));
         let place = |namespace: &str, pod: &str| self.pods.place(namespace, pod, now);
         all.extend(Ends::count(&s.rows, place).metrics());
         all.extend(self.of_pods());
@@ -274,6 +276,11 @@ fn counted(c: &Counters) -> Vec<Metric> {
             "Resets that shims have told the daemon of",
             &c.reset_for,
         ),
+        by_reason(
+            "underpass_refused_programs",
+            "Connections of programs to the daemon that it refused at their hello, or cut because they broke the rules",
+            &c.refused_for,
+        ),
         count("underpass_fuses", "Programs that stay on TCP after a reset (fuse)", c.fuses),
         Metric::new(
             "underpass_promotion_seconds",
@@ -281,6 +288,17 @@ fn counted(c: &Counters) -> Vec<Metric> {
         )
         .with(&[], time),
     ]
+}
+
+fn refused(all: &[u64]) -> Metric {
+    let mut m = Metric::new(
+        "underpass_limit_refusals",
+        "Times that a limit has refused something, by the limit",
+    );
+    for ((_, limit), n) in Limit::ALL.into_iter().zip(all) {
+        m = m.with(&[("limit", limit)], Value::Count(*n));
+    }
+    m
 }
 
 fn nodes(node: &NodeState, peers: &[PeerState]) -> Vec<Metric> {

@@ -3,7 +3,7 @@
 mod dial;
 
 use crate::clients::control::Control;
-use crate::clients::limits::Cgroup;
+use crate::clients::limits::{Cgroup, Limit};
 use crate::core::{tables, Hello, Shared};
 use crate::lanes::groups::Violation;
 use crate::os::fds::{self, Foreign};
@@ -75,6 +75,7 @@ pub async fn serve(shared: Shared, sock: OwnedFd) -> std::io::Result<()> {
 pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
     let unauthenticated = shared.borrow().unauthenticated.clone();
     if unauthenticated.get() >= UNAUTHENTICATED {
+        shared.borrow().cgroups.refused.count(Limit::Hellos);
         return;
     }
     unauthenticated.set(unauthenticated.get() + 1);
@@ -124,6 +125,7 @@ async fn greet(
     let (len, fds) = first_message(control, &mut buf).await?;
     let refuse = |reason: Reason, why: &str| {
         tracing::info!("refused a shim: {why}");
+        shared.borrow_mut().count_refused(reason);
         control.send(
             ToShim::Refused {
                 reason: reason.code(),
@@ -165,8 +167,12 @@ async fn greet(
     let mut process = match Process::of_peer(control.sock.get_ref().as_fd(), accepted) {
         Ok(p) => p,
         Err(e) => {
-            if let (process::Error::Gone, Some(fd)) = (&e, dialing) {
-                left_behind(shared, fd);
+            if matches!(e, process::Error::Gone) {
+                // That is nobody's fault, and nobody hears an answer.
+                if let Some(fd) = dialing {
+                    left_behind(shared, fd);
+                }
+                return None;
             }
             return refuse(Reason::Internal, &e.to_string());
         }
@@ -190,8 +196,10 @@ async fn greet(
         watch(shared, id, pidfd);
     }
     let cgroup = shared.borrow().clients.get(&id)?.cgroup().clone();
-    if let Some((fd, seat)) = dialing.zip(cgroup.seat()) {
-        dial::serve(shared, fd, seat);
+    if let Some(fd) = dialing {
+        if let Some(seat) = cgroup.seat() {
+            dial::serve(shared, fd, seat);
+        }
     }
     Some((id, cgroup))
 }
@@ -304,7 +312,8 @@ fn handle(
 ) -> Result<(), Violation> {
     match ToDaemon::decode(bytes) {
         Ok(m) => {
-            let read = shared.borrow_mut().message(id, m, fds)?;
+            let read = shared.borrow_mut().message(id, m, fds);
+            let read = read.inspect_err(|_| shared.borrow_mut().count_refused(Reason::Hostile))?;
             if let Some(r) = read {
                 tokio::task::spawn_local(lookups::read_registration(shared.clone(), r));
             }
@@ -316,6 +325,9 @@ fn handle(
         }
         // A newer shim may say more than we understand.
         Err(lane::proto::msg::Error::UnknownKind(_)) => Ok(()),
-        Err(lane::proto::msg::Error::Short) => Err(Violation("a truncated message")),
+        Err(lane::proto::msg::Error::Short) => {
+            shared.borrow_mut().count_refused(Reason::Hostile);
+            Err(Violation("a truncated message"))
+        }
     }
 }
