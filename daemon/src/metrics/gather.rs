@@ -7,6 +7,7 @@ use crate::clients::families::Account;
 use crate::clients::family::Totals;
 use crate::clients::limits::Limit;
 use crate::clients::view::Entry;
+use crate::config::RailConfig;
 use crate::core::counters::Counters;
 use crate::core::{tables, Shared};
 use crate::os::memfd;
@@ -54,8 +55,15 @@ pub(crate) struct Snapshot {
     /// `None`: the daemon looks after no containers.
     pub containers: Option<Containers>,
     /// `None`: the daemon works alone.
-    pub nodes: Option<(NodeState, Vec<PeerState>)>,
+    pub nodes: Option<(NodeState, Vec<Peer>)>,
     pub rails: Vec<RailStats>,
+    pub rail_config: Vec<RailConfig>,
+}
+
+pub(crate) struct Peer {
+    pub state: PeerState,
+    /// It has said that it has rails.
+    pub has_rails: bool,
 }
 
 pub(crate) struct Containers {
@@ -109,7 +117,11 @@ async fn snapshot(shared: &Shared) -> Snapshot {
     });
     let nodes = c.peers.as_ref().map(|p| {
         let (node, peers, _) = p.states();
-        (node, peers)
+        let peer = |state: PeerState| Peer {
+            has_rails: p.pairing.has_rails(&state.name),
+            state,
+        };
+        (node, peers.into_iter().map(peer).collect())
     });
     Snapshot {
         counters: c.counters.clone(),
@@ -126,5 +138,6 @@ async fn snapshot(shared: &Shared) -> Snapshot {
         containers,
         nodes,
         rails: rails.unwrap_or_default(),
+        rail_config: c.config.rail.clone(),
     }
 }

@@ -165,7 +165,7 @@ mod tests {
         let mode = rustix::fs::Mode::RWXU;
         rustix::fs::mkfifoat(rustix::fs::CWD, &state, mode).unwrap();
         let mut show = Show::new(&MetricsConfig::default());
-        show.tree = Tree::at(sys.path());
+        show.ports.tree = Tree::at(sys.path());
         let (s, mut asked) = scrapes(show);
         let writer = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_secs(1));

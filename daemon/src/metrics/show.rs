@@ -1,7 +1,8 @@
 //! The series that a snapshot makes. docs/metrics.md lists them.
 
 use super::connections::{reason, Ends};
-use super::gather::{Containers, Snapshot};
+use super::gather::{Containers, Peer, Snapshot};
+use super::machine::Ports;
 use super::pods::{Label, Pods};
 use super::text::{float, Highest, Metric, Value};
 use super::{machine, text};
@@ -14,15 +15,13 @@ use lane::num;
 use lane::proto::reason::{Reason, TABLE};
 use std::collections::BTreeMap;
 use std::time::Instant;
-use underpass_admin::{NodeState, PeerState, RailStats};
-use underpass_rdma::devices::Tree;
+use underpass_admin::{NodeState, RailStats};
 
 /// What has to be remembered from one time to the next.
 pub(super) struct Show {
     pods: Pods,
     highest: Highest,
-    /// The RDMA devices. A file of theirs may take long to read: not on a thread that others wait for.
-    pub(super) tree: Tree,
+    pub(super) ports: Ports,
 }
 
 const IMPLAUSIBLE: &str =
@@ -62,7 +61,7 @@ impl Show {
         Show {
             pods: Pods::new(config),
             highest: Highest::default(),
-            tree: Tree::system(),
+            ports: Ports::new(),
         }
     }
 
@@ -82,10 +81,12 @@ impl Show {
         }
         if let Some((node, peers)) = &s.nodes {
             all.extend(nodes(node, peers));
+            let wanted = s.rail_config.iter().any(|r| !r.off);
+            all.push(links(peers, &s.rails, wanted));
         }
         all.extend(rails(&s.rails));
         all.extend(machine::process());
-        all.extend(machine::of_ports(&self.tree.counters()));
+        all.extend(self.ports.metrics(&s.rails, &s.rail_config));
         self.highest.keep(&mut all);
         all
     }
@@ -301,7 +302,28 @@ fn refused(all: &[u64]) -> Metric {
     m
 }
 
-fn nodes(node: &NodeState, peers: &[PeerState]) -> Vec<Metric> {
+/// Links to the peers to which there should be some: both nodes are up, and one of them has rails, or had. (Without any rail
+/// there is no series of one, which could be 0.)
+fn links(peers: &[Peer], rails: &[RailStats], wanted: bool) -> Metric {
+    let mut m = Metric::new(
+        "underpass_peer_links",
+        "Links that work now to a node whose daemon is there, if one of the two nodes has rails",
+    );
+    let wanted = |p: &&Peer| p.has_rails || wanted || !rails.is_empty();
+    for p in peers
+        .iter()
+        .filter(|p| p.state.state == "up")
+        .filter(wanted)
+    {
+        let name = p.state.name.as_str();
+        let all = rails.iter().flat_map(|r| &r.links);
+        let up = all.filter(|l| l.node == name).map(|l| l.up).sum();
+        m = m.with(&[("node", name)], Value::Gauge(float(up)));
+    }
+    m
+}
+
+fn nodes(node: &NodeState, peers: &[Peer]) -> Vec<Metric> {
     let mut up = Metric::new(
         "underpass_peer_up",
         "1: there is a channel to this node's daemon",
@@ -318,7 +340,7 @@ fn nodes(node: &NodeState, peers: &[PeerState]) -> Vec<Metric> {
     if let Some(t) = node.expires {
         expiry = expiry.with(&[("node", &node.name), ("whose", "own")], time(t));
     }
-    for p in peers {
+    for p in peers.iter().map(|p| &p.state) {
         let at = [("node", p.name.as_str())];
         up = up.with(&at, Value::Gauge(float((p.state == "up").into())));
         lies = lies.with(&at, Value::Count(p.lies));
@@ -386,8 +408,17 @@ pub(super) fn write(all: Vec<Metric>, form: text::Form) -> Result<String, std::f
 mod tests {
     use super::super::gather::Containers;
     use super::*;
-    use underpass_admin::{PodRow, RailLinks, Where};
+    use underpass_admin::{PeerState, PodRow, RailLinks, Where};
     use underpass_rdma::devices::{PortCounters, NAMED};
+
+    fn peer(name: &str, state: &str, has_rails: bool) -> Peer {
+        let state = PeerState {
+            name: name.into(),
+            state: state.into(),
+            ..PeerState::default()
+        };
+        Peer { state, has_rails }
+    }
 
     /// What a node with two RDMA devices and a container shows besides: invented numbers, real names, labels and types.
     fn example() -> Vec<Metric> {
@@ -435,10 +466,35 @@ mod tests {
             per_pod: crate::config::PerPod::Pod,
             ..MetricsConfig::default()
         });
-        let mut all = rails(&[rail("mlx5_0", 3)]);
-        all.extend(machine::of_ports(&[port("mlx5_0", 7), port("mlx5_1", 9)]));
+        let (own, ports) = ([rail("mlx5_0", 3)], [port("mlx5_0", 7), port("mlx5_1", 9)]);
+        let mut all = rails(&own);
+        all.extend(machine::of_ports(&ports));
+        all.push(show.ports.used(&ports, &own, &[]));
+        all.push(links(&[peer("b.example", "up", false)], &own, false));
         all.extend(show.containers(&containers, Instant::now()));
         all
+    }
+
+    /// There should be links where one of two nodes can have them, also if none of them has a rail now.
+    #[test]
+    fn links_that_should_be() {
+        let all = [
+            peer("able", "up", true),
+            peer("other", "up", false),
+            peer("gone", "down", true),
+        ];
+        let shown = |rails: &[RailStats], wanted| -> Vec<String> {
+            let m = links(&all, rails, wanted).series;
+            m.iter()
+                .map(|(l, v)| {
+                    assert!(matches!(v, Value::Gauge(n) if *n == 0.0));
+                    l[0].1.clone()
+                })
+                .collect()
+        };
+        assert_eq!(shown(&[], false), ["able"]);
+        assert_eq!(shown(&[], true), ["able", "other"]);
+        assert_eq!(shown(&[RailStats::default()], false), ["able", "other"]);
     }
 
     /// The tests of dashboards and rules, which have neither devices nor a container runtime, show Prometheus this file.
