@@ -196,10 +196,9 @@ async fn greet(
         watch(shared, id, pidfd);
     }
     let cgroup = shared.borrow().clients.get(&id)?.cgroup().clone();
-    if let Some(fd) = dialing {
-        if let Some(seat) = cgroup.seat() {
-            dial::serve(shared, fd, seat);
-        }
+    // (A seat is asked for only if it is needed.)
+    if let Some((fd, seat)) = dialing.and_then(|fd| Some((fd, cgroup.seat()?))) {
+        dial::serve(shared, fd, seat);
     }
     Some((id, cgroup))
 }
