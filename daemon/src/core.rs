@@ -14,15 +14,16 @@ mod recovered;
 pub mod register;
 mod remote;
 mod resets;
+pub(crate) mod tables;
 pub(crate) mod takeover;
 
 use crate::clients::adopt::Recovered;
 use crate::clients::client::{Client, PerSecond};
 use crate::clients::control::Control;
 use crate::clients::families::Families;
-use crate::clients::family::Family;
+use crate::clients::family::{Family, Totals};
 use crate::clients::ids::{ClientId, ConnRef};
-use crate::clients::limits::{Cgroups, Member};
+use crate::clients::limits::{self, Cgroups, Member};
 use crate::clients::notice::Notice;
 use crate::clients::view::{Holder, Snapshot};
 use crate::config::Config;
@@ -73,8 +74,11 @@ pub struct Core<V: Provider = Ibv> {
     /// Number of this run of the daemon.
     pub incarnation: u64,
     pub started: Duration,
+    began: tables::Began,
     pub clients: HashMap<ClientId, Client>,
     pub families: Families,
+    /// Whose turn it is to read their tables for the sums.
+    reading: Arc<tokio::sync::Mutex<()>>,
     /// Processes of families that were there before us, and have not said hello.
     pub recovered: Vec<Recovered>,
     /// Ends of processes that have ended, which other processes may still hold.
@@ -120,7 +124,7 @@ pub struct Core<V: Provider = Ibv> {
     pub rails: Option<Arc<DataPlane<V>>>,
     effects: remote::Effects,
     /// What the daemon's lanes count against, as a client of remote link groups.
-    remote_cgroup: Arc<crate::clients::limits::Cgroup>,
+    remote_cgroup: Arc<limits::Cgroup>,
 }
 
 /// What a shim said in its hello, checked.
@@ -129,6 +133,8 @@ pub struct Hello {
     pub own_pid: u32,
     pub ident: Ident,
     pub table: Foreign,
+    /// What the table says, if that is older than this daemon and has not been read yet.
+    pub found: Option<Totals>,
 }
 
 impl<V: Provider> Core<V> {
@@ -150,19 +156,22 @@ impl<V: Provider> Core<V> {
             let rails = Rails::new(system.clone(), verbs, &config.rail, own, all);
             Arc::new(DataPlane::new(system.clone(), rails))
         });
+        let cgroups = Cgroups::new(config.limits());
         Core {
             system,
-            cgroups: Cgroups::new(config.limits()),
             peers,
             rails,
             effects: remote::Effects::default(),
-            remote_cgroup: crate::clients::limits::remote(),
+            remote_cgroup: limits::remote(&cgroups.refused),
+            cgroups,
             config,
             proof,
             incarnation,
             started: now,
+            began: tables::Began::now(),
             clients: HashMap::new(),
             families: Families::default(),
+            reading: Arc::default(),
             recovered: Vec::new(),
             inherited: InheritedEnds::default(),
             takeovers: Vec::new(),
@@ -216,8 +225,8 @@ impl<V: Provider> Core<V> {
                     .ok_or(Reason::Limit)?;
                 let id = ClientId(self.next_client);
                 self.next_client += 1;
-                let family = self.families.join(hello.ident, hello.table);
-                self.families.came_from(hello.ident, &process.cgroups);
+                let table = (hello.ident, hello.table);
+                let family = self.join_family(table, hello.found, process.id, &process.cgroups);
                 let client = Client {
                     id,
                     proc_id: process.id,
@@ -353,7 +362,7 @@ impl<V: Provider> Core<V> {
         if !p.may_move(now) {
             return Err(Violation("it moves all the time")); // the daemon keeps each table for a while
         }
-        let family = self.families.join(ident, table);
+        let family = self.families.join(ident, table, (now, false));
         self.families.follows(ident, p.family.ident);
         let before = std::mem::replace(&mut p.family, family.clone()).ident;
         self.by_process.remove(&(p.proc_id, before));

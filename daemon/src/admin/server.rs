@@ -8,10 +8,10 @@ use crate::admin::census;
 use crate::admin::door::{Door, Here, Places};
 use crate::admin::rail_view;
 use crate::clients::control::DATAGRAMS;
-use crate::clients::family::Totals;
+use crate::clients::limits::Limit;
 use crate::clients::view::Entry;
 use crate::core::commands::CommandTarget;
-use crate::core::Shared;
+use crate::core::{tables, Shared};
 use crate::os::address::normal;
 use crate::os::process::Process;
 use crate::os::sockopt;
@@ -132,7 +132,13 @@ async fn talk(
         }
     };
     let _place = match caller.as_ref().and_then(|c| c.pod.as_ref()) {
-        Some(pod) => Some(places.take(pod).ok_or(std::io::ErrorKind::ResourceBusy)?),
+        Some(pod) => {
+            let place = places.take(pod);
+            if place.is_none() {
+                shared.borrow().cgroups.refused.count(Limit::Tools);
+            }
+            Some(place.ok_or(std::io::ErrorKind::ResourceBusy)?)
+        }
         None => None,
     };
     let (r, mut w) = stream.split();
@@ -377,7 +383,7 @@ async fn stats(shared: &Shared) -> Stats {
     };
     let touched = move || chunks.iter().map(|c| crate::os::memfd::touched(c)).sum();
     stats.memory_bytes = tokio::task::spawn_blocking(touched).await.unwrap_or(0);
-    let sum = read_families(shared).await;
+    let sum = tables::read_all(shared).await;
     stats.promoted = sum.promoted;
     stats.ups = sum.ups;
     stats.downs = sum.downs;
@@ -387,20 +393,6 @@ async fn stats(shared: &Shared) -> Stats {
     stats.sleeps = sum.sleeps;
     stats.resets = sum.resets;
     stats
-}
-
-/// Reads all family tables; what all families have done.
-pub(crate) async fn read_families(shared: &Shared) -> Totals {
-    let families = {
-        let mut c = shared.borrow_mut();
-        c.find_pods();
-        c.families.readable()
-    };
-    let read = move || -> Vec<_> { families.iter().map(|f| (f.ident, f.stats())).collect() };
-    let all = tokio::task::spawn_blocking(read).await.unwrap_or_default();
-    let families = &mut shared.borrow_mut().families;
-    all.into_iter().for_each(|(i, t)| families.was_read(i, t));
-    families.total()
 }
 
 /// `down` and `up`.

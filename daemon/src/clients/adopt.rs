@@ -51,7 +51,8 @@ pub struct Found {
     pub uid: u32,
     pub netns: u64,
     pub comm: String,
-    pub cgroup: String,
+    /// All that `/proc/PID/cgroup` says.
+    pub cgroups: String,
 }
 
 /// Identity of the runtime directory, as shims write it into their tables. The third number is kept in the file
@@ -116,7 +117,7 @@ pub(crate) fn look_into(pid: u32, homes: &[Home]) -> Option<Found> {
         uid,
         netns: proc::netns(pid).unwrap_or(0),
         comm: proc::comm(pid).unwrap_or_default(),
-        cgroup: proc::cgroup(pid).unwrap_or_default(),
+        cgroups: proc::cgroups(pid).unwrap_or_default(),
         table,
     };
     let ours = family::home(&found.table).is_some_and(|said| is_home(homes, said));

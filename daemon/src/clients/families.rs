@@ -3,12 +3,19 @@
 //! For the daemon a family ends when its last known process does, but it may come back: a parent that never said
 //! hello forks a child that does. So what was read last is remembered by the identity of the memory file, and the sums
 //! get only what has been added since, so that nothing is counted twice.
+//!
+//! The sums begin with the daemon: what is found in a table that is older is where its count begins. And they belong to
+//! everybody, while each table is what its processes write: a reading that cannot be true is not taken in, but counted
+//! ([`Totals::implausible`]), and no reading makes a sum smaller.
 
 use crate::clients::family::{Family, Totals};
 use crate::os::fds::Foreign;
 use crate::os::memfd::Ident;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most ended families that are remembered one by one; older ones are only in the sums.
 const REMEMBERED: usize = 4096;
@@ -31,6 +38,51 @@ struct Kin {
     cgroup: Option<String>,
 }
 
+/// What a table said at one time.
+pub struct Reading {
+    pub ident: Ident,
+    pub totals: Totals,
+    /// When the reading began, or earlier.
+    pub began: Duration,
+    pub took: Duration,
+}
+
+/// What was read last of a family, and is in the sums.
+struct Record {
+    totals: Totals,
+    /// When that reading began, and when it was taken in; before the first one, when the family came.
+    began: Duration,
+    taken: Duration,
+    took: Duration,
+    /// Older than this daemon, and not read yet: what it has done so far is not counted.
+    older: bool,
+    /// What tables of these processes have less than before. A process that moves to a table of its own takes what it
+    /// counts along: that must be there before anything is counted as new. Shared by the tables of such a family.
+    owed: Rc<RefCell<Totals>>,
+}
+
+impl Record {
+    /// What a reading adds to the sums; `None`: it cannot be true.
+    fn more(&mut self, r: &Reading, now: Duration) -> Option<Totals> {
+        let less = self.totals.grown(&r.totals);
+        let grown = r.totals.grown(&self.totals);
+        let mut owed = self.owed.borrow_mut();
+        let more = grown.grown(&owed);
+        let time = now.saturating_sub(self.began);
+        if less != less.movable() || !more.is_possible_in(time) {
+            return None;
+        }
+        *owed = owed.grown(&grown);
+        owed.add(&less);
+        self.totals = r.totals;
+        self.began = r.began;
+        Some(more)
+    }
+}
+
+/// A reading that took longer is made after the others.
+const LONG: Duration = Duration::from_millis(10);
+
 /// What the families of one pod have done.
 #[derive(Default)]
 struct Sum {
@@ -46,8 +98,7 @@ pub struct Families {
     known: HashMap<Ident, Kin>,
     /// Ended, and not yet read for the last time (that may take a while, so it is done elsewhere).
     fading: HashMap<Ident, Kin>,
-    /// What was read last of each family, and is in the sums.
-    last: HashMap<Ident, Totals>,
+    records: HashMap<Ident, Record>,
     /// Idents of ended families, oldest first; one that came back may still be in it.
     order: VecDeque<Ident>,
     total: Totals,
@@ -56,8 +107,21 @@ pub struct Families {
 }
 
 impl Families {
-    /// A process with this table. Pairs with [`Families::leave`].
-    pub fn join(&mut self, ident: Ident, table: Foreign) -> Arc<Family> {
+    /// A process with this table. Pairs with [`Families::leave`]. `older`: the table was there before this daemon.
+    pub fn join(
+        &mut self,
+        ident: Ident,
+        table: Foreign,
+        (now, older): (Duration, bool),
+    ) -> Arc<Family> {
+        self.records.entry(ident).or_insert_with(|| Record {
+            totals: Totals::default(),
+            began: now,
+            taken: now,
+            took: Duration::ZERO,
+            older,
+            owed: Rc::default(),
+        });
         let (fading, sums) = (&mut self.fading, &mut self.sums);
         let kin = self.known.entry(ident).or_insert_with(|| {
             fading.remove(&ident).unwrap_or_else(|| {
@@ -97,6 +161,10 @@ impl Families {
             let was = std::mem::replace(&mut kin.account, account.clone());
             kin.cgroup = cgroup;
             self.moved(&was, account);
+        }
+        let owed = self.records.get(&before).map(|r| r.owed.clone());
+        if let Some((r, owed)) = self.records.get_mut(&ident).zip(owed) {
+            r.owed = owed;
         }
     }
 
@@ -144,34 +212,74 @@ impl Families {
         self.known.get(&ident).map(|k| &k.family)
     }
 
-    /// Families whose tables have to be read for the sums.
+    /// Families whose tables have to be read for the sums, in this order: first those that are read quickly, then those
+    /// that were not read for the longest time. (So a table that others follow is read before they are.)
     pub fn readable(&self) -> Vec<Arc<Family>> {
         let all = self.known.values().chain(self.fading.values());
-        all.map(|k| k.family.clone()).collect()
+        self.in_order(all)
     }
 
     pub fn fading(&self) -> Vec<Arc<Family>> {
-        self.fading.values().map(|k| k.family.clone()).collect()
+        self.in_order(self.fading.values())
     }
 
-    /// A family of [`Families::readable`] was read. (If it was read for the last time meanwhile, that counts.)
-    pub fn was_read(&mut self, ident: Ident, totals: Totals) {
-        let kin = self.known.get(&ident).or_else(|| self.fading.get(&ident));
-        let Some(account) = kin.map(|k| k.account.clone()) else {
-            return;
+    fn in_order<'a>(&self, all: impl Iterator<Item = &'a Kin>) -> Vec<Arc<Family>> {
+        let place = |f: &Arc<Family>| {
+            let r = self.records.get(&f.ident);
+            r.map(|r| (r.took > LONG, r.taken))
         };
-        let before = self.last.insert(ident, totals).unwrap_or_default();
-        let more = totals.since(&before);
+        let mut all: Vec<_> = all.map(|k| k.family.clone()).collect();
+        all.sort_by_cached_key(place);
+        all
+    }
+
+    /// Has its count begun?
+    pub fn is_counted(&self, ident: Ident) -> bool {
+        self.records.get(&ident).is_some_and(|r| !r.older)
+    }
+
+    /// What a family had done when it was met. Nothing of it counts if the family is older than this daemon.
+    pub fn found(&mut self, ident: Ident, totals: Totals) {
+        if let Some(r) = self.records.get_mut(&ident).filter(|r| r.older) {
+            r.totals = totals;
+            r.older = false;
+        }
+    }
+
+    /// A family of [`Families::readable`] was read. (If it was read for the last time meanwhile, that counts.) `false`:
+    /// another reading was taken in after this one had begun, so it is not known which of the two is newer.
+    pub fn was_read(&mut self, reading: &Reading, now: Duration) -> bool {
+        let ident = reading.ident;
+        let kin = self.known.get(&ident).or_else(|| self.fading.get(&ident));
+        let Some((kin, record)) = kin.zip(self.records.get_mut(&ident)) else {
+            return true;
+        };
+        if reading.began < record.taken {
+            return false;
+        }
+        record.taken = now;
+        record.took = reading.took;
+        if std::mem::take(&mut record.older) {
+            (record.totals, record.began) = (reading.totals, reading.began);
+            return true;
+        }
+        let more = record.more(reading, now).unwrap_or(Totals {
+            implausible: 1,
+            ..Totals::default()
+        });
         self.total.add(&more);
-        self.sums.entry(account).or_default().totals.add(&more);
+        let sum = self.sums.entry(kin.account.clone()).or_default();
+        sum.totals.add(&more);
+        true
     }
 
     /// A family of [`Families::fading`] was read for the last time.
-    pub fn faded(&mut self, ident: Ident, totals: Totals) {
-        if !self.fading.contains_key(&ident) {
-            return; // it came back meanwhile
+    pub fn faded(&mut self, reading: &Reading, now: Duration) {
+        let ident = reading.ident;
+        // It may have come back meanwhile.
+        if !self.fading.contains_key(&ident) || !self.was_read(reading, now) {
+            return;
         }
-        self.was_read(ident, totals);
         if let Some(kin) = self.fading.remove(&ident) {
             self.clock += 1;
             if let Some(s) = self.sums.get_mut(&kin.account) {
@@ -183,7 +291,7 @@ impl Families {
         while self.order.len() > REMEMBERED {
             let old = self.order.pop_front();
             old.filter(|i| !self.known.contains_key(i) && !self.fading.contains_key(i))
-                .map(|i| self.last.remove(&i));
+                .map(|i| self.records.remove(&i));
         }
         self.forget_accounts();
     }
@@ -223,21 +331,42 @@ mod tests {
         Ident { dev: 1, ino }
     }
 
-    fn fade(f: &mut Families, promoted: u64) {
+    fn at(s: u64) -> Duration {
+        Duration::from_secs(s)
+    }
+
+    fn join(f: &mut Families, i: u64) -> Arc<Family> {
+        f.join(id(i), table(), (at(0), false))
+    }
+
+    fn promoted(n: u64) -> Totals {
+        Totals {
+            promoted: n,
+            ..Totals::default()
+        }
+    }
+
+    /// Read at this second.
+    fn reading(i: u64, totals: Totals, s: u64) -> Reading {
+        Reading {
+            ident: id(i),
+            totals,
+            began: at(s),
+            took: Duration::ZERO,
+        }
+    }
+
+    fn fade(f: &mut Families, n: u64) {
         for x in f.fading() {
-            let t = Totals {
-                promoted,
-                ..Totals::default()
-            };
-            f.faded(x.ident, t);
+            f.faded(&reading(x.ident.ino, promoted(n), 99), at(99));
         }
     }
 
     #[test]
     fn a_family_that_comes_back_is_not_counted_twice() {
         let mut f = Families::default();
-        let a = f.join(id(1), table());
-        f.join(id(1), table());
+        let a = join(&mut f, 1);
+        join(&mut f, 1);
         f.leave(id(1));
         assert_eq!(
             (f.readable().len(), f.fading().len()),
@@ -246,12 +375,12 @@ mod tests {
         );
         f.leave(id(1));
         assert_eq!((f.readable().len(), f.fading().len()), (1, 1));
-        assert!(Arc::ptr_eq(&a, &f.join(id(1), table())), "back at once");
+        assert!(Arc::ptr_eq(&a, &join(&mut f, 1)), "back at once");
         assert_eq!((f.readable().len(), f.fading().len()), (1, 0));
         f.leave(id(1));
         fade(&mut f, 7);
         assert_eq!((f.readable().len(), f.total().promoted), (0, 7));
-        f.join(id(1), table());
+        join(&mut f, 1);
         assert_eq!(
             (f.readable().len(), f.total().promoted),
             (1, 7),
@@ -266,25 +395,21 @@ mod tests {
     fn what_is_no_longer_remembered_stays_in_the_sum() {
         let mut f = Families::default();
         for i in 0..REMEMBERED as u64 + 10 {
-            f.join(id(i), table());
+            join(&mut f, i);
             f.leave(id(i));
             fade(&mut f, 1);
         }
-        assert_eq!(f.last.len(), REMEMBERED);
+        assert_eq!(f.records.len(), REMEMBERED);
         assert_eq!(f.total().promoted, REMEMBERED as u64 + 10);
     }
 
     #[test]
     fn sums_by_pod_outlive_their_families() {
         let mut f = Families::default();
-        let read = |f: &mut Families, i, promoted| {
-            let t = Totals {
-                promoted,
-                ..Totals::default()
-            };
-            f.was_read(id(i), t);
+        let read = |f: &mut Families, i, n| {
+            f.was_read(&reading(i, promoted(n), 99), at(99));
         };
-        f.join(id(1), table());
+        join(&mut f, 1);
         f.came_from(id(1), "/pod-a");
         f.came_from(id(1), "/other");
         read(&mut f, 1, 2); // the runtime has not told of the pod yet
@@ -308,12 +433,96 @@ mod tests {
         assert_eq!(sums(&f), expected(false));
         read(&mut f, 1, 4); // by somebody who began before it was read for the last time
         assert_eq!((f.total().promoted, sums(&f)), (5, expected(false)));
-        // Another table may have got what this one had: the sum over both is right.
-        f.join(id(2), table());
-        read(&mut f, 2, 9);
-        f.join(id(3), table());
-        read(&mut f, 2, 6);
-        read(&mut f, 3, 4);
-        assert_eq!(f.total().promoted, 15);
+    }
+
+    /// A process takes what it counts to a table of its own: nothing is counted twice, whichever is read first.
+    #[test]
+    fn what_goes_to_another_table_counts_once() {
+        let mut f = Families::default();
+        join(&mut f, 2);
+        f.was_read(&reading(2, promoted(9), 1), at(1));
+        join(&mut f, 3);
+        f.follows(id(3), id(2));
+        let order: Vec<u64> = f.readable().iter().map(|x| x.ident.ino).collect();
+        assert_eq!(order.len(), 2);
+        f.was_read(&reading(2, promoted(6), 2), at(2));
+        assert_eq!(f.total().promoted, 9);
+        f.was_read(&reading(3, promoted(4), 2), at(2));
+        assert_eq!((f.total().promoted, f.total().implausible), (10, 0));
+        f.was_read(&reading(2, promoted(7), 3), at(3));
+        assert_eq!(f.total().promoted, 11);
+    }
+
+    #[test]
+    fn what_was_before_the_daemon_is_not_counted() {
+        let mut f = Families::default();
+        f.join(id(1), table(), (at(0), true));
+        assert!(!f.is_counted(id(1)));
+        f.found(id(1), promoted(1 << 40));
+        assert!(f.is_counted(id(1)));
+        f.found(id(1), promoted(0));
+        f.was_read(&reading(1, promoted((1 << 40) + 2), 1), at(1));
+        // Or it is read before it was found.
+        f.join(id(2), table(), (at(0), true));
+        f.was_read(&reading(2, promoted(5), 1), at(1));
+        f.found(id(2), promoted(0));
+        f.was_read(&reading(2, promoted(6), 2), at(2));
+        f.join(id(3), table(), (at(0), false));
+        f.found(id(3), promoted(5));
+        f.was_read(&reading(3, promoted(5), 2), at(2));
+        assert_eq!((f.total().promoted, f.total().implausible), (8, 0));
+    }
+
+    /// One who writes anything into its table, and one whose resets must be seen.
+    #[test]
+    fn a_liar_does_not_hide_what_others_do() {
+        let mut f = Families::default();
+        let resets = |resets| Totals {
+            resets,
+            ..Totals::default()
+        };
+        join(&mut f, 1);
+        join(&mut f, 2);
+        let lies = [u64::MAX, 0, u64::MAX / 2, 1 << 40, 3, 1, u64::MAX - 1, 4];
+        let (mut before, mut now) = (0, 0);
+        for (n, lie) in (1..).zip(lies) {
+            now = n;
+            f.was_read(&reading(1, resets(lie), n), at(n));
+            f.was_read(&reading(2, resets(n), n), at(n));
+            let all = f.total().resets;
+            assert!(all > before && all < 100, "{all} after {before}");
+            before = all;
+        }
+        assert_eq!((before, f.total().implausible), (now + 4, 5));
+        // Bytes may become less, but the sum does not, and one family's are not paid by another.
+        let bytes = |lane_tx| Totals {
+            lane_tx,
+            ..Totals::default()
+        };
+        for (n, lie) in [(1, 1 << 30), (2, 0), (3, u64::MAX)] {
+            let r = |i, b, resets| {
+                let totals = Totals { resets, ..bytes(b) };
+                reading(i, totals, now + n)
+            };
+            f.was_read(&r(1, lie, 4), at(now + n));
+            f.was_read(&r(2, n, now), at(now + n));
+            assert_eq!(f.total().lane_tx, (1 << 30) + n);
+        }
+        assert_eq!(f.by_pod()[0].1, f.total());
+    }
+
+    /// Two who read at the same time: it is not known who saw more.
+    #[test]
+    fn readings_that_overlap() {
+        let mut f = Families::default();
+        join(&mut f, 1);
+        assert!(f.was_read(&reading(1, promoted(5), 1), at(3)));
+        assert!(!f.was_read(&reading(1, promoted(4), 2), at(4)));
+        f.leave(id(1));
+        f.faded(&reading(1, promoted(4), 2), at(4));
+        assert_eq!(f.fading().len(), 1, "once more");
+        f.faded(&reading(1, promoted(6), 5), at(5));
+        assert_eq!((f.fading().len(), f.total().promoted), (0, 6));
+        assert_eq!(f.total().implausible, 0);
     }
 }

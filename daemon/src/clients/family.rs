@@ -12,6 +12,7 @@ use lane::family::{
 use lane::num;
 use std::mem::{offset_of, size_of, MaybeUninit};
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// The table of one family of processes.
 pub struct Family {
@@ -26,6 +27,10 @@ impl Family {
     /// `fd` has been checked to have the size of a table, for good.
     pub fn new(ident: Ident, fd: Foreign) -> Self {
         Family { ident, fd }
+    }
+
+    pub fn into_table(self) -> Foreign {
+        self.fd
     }
 
     /// A copy of one entry, if it is in use.
@@ -196,7 +201,24 @@ pub struct Totals {
     pub rings: u64,
     pub sleeps: u64,
     pub resets: u64,
+    /// Readings of tables that could not be true. (In no table: the daemon counts them.)
+    pub implausible: u64,
 }
+
+/// More than one family can do in a second on any machine. Far more than anybody does, and so little that years of it
+/// leave sums in which a single reset is still seen.
+const MOST: Totals = Totals {
+    promoted: 1 << 20,
+    ups: 1 << 22,
+    downs: 1 << 22,
+    downs_by: [1 << 22; CAUSES],
+    lane_tx: 1 << 39,
+    lane_rx: 1 << 39,
+    rings: 1 << 28,
+    sleeps: 1 << 28,
+    resets: 1 << 20,
+    implausible: 0,
+};
 
 impl Totals {
     fn of(s: &Stats) -> Self {
@@ -210,18 +232,13 @@ impl Totals {
             rings: s.rings.load(Relaxed),
             sleeps: s.sleeps.load(Relaxed),
             resets: s.resets(),
+            implausible: 0,
         }
     }
 
-    /// Adds. Wraps instead of panicking, since any process may have written the numbers.
+    /// Adds, up to the largest number that there is.
     pub fn add(&mut self, o: &Totals) {
-        *self = self.each(o, u64::wrapping_add);
-    }
-
-    /// What has been added since `before`. A table may have less than before (what a process takes to a table of its own
-    /// is counted there): then a sum to which the difference is added becomes smaller, too.
-    pub fn since(&self, before: &Totals) -> Totals {
-        self.each(before, u64::wrapping_sub)
+        *self = self.each(o, u64::saturating_add);
     }
 
     /// What has been added since `before`; 0 where there is less.
@@ -234,7 +251,25 @@ impl Totals {
         self.each(o, u64::max)
     }
 
-    fn each(&self, o: &Totals, f: fn(u64, u64) -> u64) -> Totals {
+    /// Those numbers that may become less in a table, because a process takes its connections to another one (or because
+    /// one of them ends while the table is read).
+    pub fn movable(&self) -> Totals {
+        Totals {
+            promoted: self.promoted,
+            lane_tx: self.lane_tx,
+            lane_rx: self.lane_rx,
+            ..Totals::default()
+        }
+    }
+
+    /// Can one family have done this in that time?
+    pub fn is_possible_in(&self, time: Duration) -> bool {
+        let seconds = time.as_secs().saturating_add(1);
+        let most = MOST.each(&MOST, |m, _| m.saturating_mul(seconds));
+        self.grown(&most) == Totals::default()
+    }
+
+    fn each(&self, o: &Totals, f: impl Fn(u64, u64) -> u64) -> Totals {
         Totals {
             promoted: f(self.promoted, o.promoted),
             ups: f(self.ups, o.ups),
@@ -245,6 +280,7 @@ impl Totals {
             rings: f(self.rings, o.rings),
             sleeps: f(self.sleeps, o.sleeps),
             resets: f(self.resets, o.resets),
+            implausible: f(self.implausible, o.implausible),
         }
     }
 }

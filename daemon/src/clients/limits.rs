@@ -18,6 +18,53 @@ pub struct Limits {
     pub clients: u32,
 }
 
+/// What limits refuse, in the order of [`Limit::ALL`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    Lanes,
+    Memory,
+    /// Of a link group: it has as many chunks as there may be.
+    Chunks,
+    Processes,
+    Dialing,
+    Takeovers,
+    Inherited,
+    Hellos,
+    Nodes,
+    Tools,
+}
+
+impl Limit {
+    /// All of them, by the names that monitoring shows.
+    pub const ALL: [(Limit, &str); 10] = [
+        (Limit::Lanes, "lanes"),
+        (Limit::Memory, "memory"),
+        (Limit::Chunks, "chunks"),
+        (Limit::Processes, "processes"),
+        (Limit::Dialing, "dialing"),
+        (Limit::Takeovers, "takeovers"),
+        (Limit::Inherited, "inherited"),
+        (Limit::Hellos, "hellos"),
+        (Limit::Nodes, "nodes"),
+        (Limit::Tools, "tools"),
+    ];
+}
+
+/// How often each limit has refused something. Statistics only: they order nothing, so all of them are `Relaxed`.
+#[derive(Debug, Default)]
+pub struct Refusals([AtomicU64; Limit::ALL.len()]);
+
+impl Refusals {
+    pub fn count(&self, limit: Limit) {
+        self.0[limit as usize].fetch_add(1, Relaxed);
+    }
+
+    /// In the order of [`Limit::ALL`].
+    pub fn all(&self) -> [u64; Limit::ALL.len()] {
+        std::array::from_fn(|i| self.0[i].load(Relaxed))
+    }
+}
+
 /// What one cgroup uses now. Taken on the core's thread, and possibly given back on the data plane's. The counters
 /// order no other memory, so all of them are `Relaxed`.
 #[derive(Debug)]
@@ -30,6 +77,7 @@ pub struct Cgroup {
     dialing: AtomicU32,
     jobs: AtomicU32,
     takeovers: AtomicU32,
+    refused: Arc<Refusals>,
     pub resume: tokio::sync::Notify,
 }
 
@@ -47,7 +95,20 @@ fn give(count: &AtomicU32) {
 impl Cgroup {
     /// Takes one lane; `false` at the limit.
     pub fn take_lane(&self) -> bool {
-        take(&self.lanes, self.limits.lanes)
+        self.count(Limit::Lanes, take(&self.lanes, self.limits.lanes))
+    }
+
+    /// Counts a refusal. Returns whether it was none.
+    fn count(&self, limit: Limit, granted: bool) -> bool {
+        if !granted {
+            self.refused(limit);
+        }
+        granted
+    }
+
+    /// Another limit than those that are kept here has refused something that this cgroup wanted.
+    pub fn refused(&self, limit: Limit) {
+        self.refused.count(limit);
     }
 
     pub fn give_lane(&self) {
@@ -58,7 +119,8 @@ impl Cgroup {
     pub fn take_memory(&self, bytes: u64) -> bool {
         let most = self.limits.memory;
         let sum = |n: u64| Some(n.saturating_add(bytes)).filter(|n| *n <= most);
-        self.memory.fetch_update(Relaxed, Relaxed, sum).is_ok()
+        let taken = self.memory.fetch_update(Relaxed, Relaxed, sum).is_ok();
+        self.count(Limit::Memory, taken)
     }
 
     pub fn give_memory(&self, bytes: u64) {
@@ -73,18 +135,24 @@ impl Cgroup {
 
     /// May another client of this cgroup connect? Counted until the guard is dropped.
     pub fn enter(self: &Arc<Self>) -> Option<Member> {
-        take(&self.clients, self.limits.clients).then(|| Member(self.clone()))
+        let taken = take(&self.clients, self.limits.clients);
+        self.count(Limit::Processes, taken)
+            .then(|| Member(self.clone()))
     }
 
     /// May another dialing descriptor of this cgroup be served? As many as it may have clients.
     /// Counted until the guard is dropped.
     pub fn seat(self: &Arc<Self>) -> Option<Seat> {
-        take(&self.dialing, self.limits.clients).then(|| Seat(self.clone()))
+        let taken = take(&self.dialing, self.limits.clients);
+        self.count(Limit::Dialing, taken)
+            .then(|| Seat(self.clone()))
     }
 
     /// May another lane whose other end leaves be brought to TCP for this cgroup? Counted until the guard is dropped.
     pub fn takeover(self: &Arc<Self>) -> Option<TakeoverSeat> {
-        take(&self.takeovers, TAKEOVERS).then(|| TakeoverSeat(self.clone()))
+        let taken = take(&self.takeovers, TAKEOVERS);
+        self.count(Limit::Takeovers, taken)
+            .then(|| TakeoverSeat(self.clone()))
     }
 
     /// Returns when a job may be started.
@@ -112,7 +180,7 @@ impl Cgroup {
 
 /// What this daemon may have as the other client of remote link groups. Each lane takes one of its descriptors, and
 /// half of its descriptors are reserved for everything else.
-pub(crate) fn remote() -> Arc<Cgroup> {
+pub(crate) fn remote(refused: &Arc<Refusals>) -> Arc<Cgroup> {
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let lanes = files.map_or(u32::MAX, |n| u32::try_from(n / 2).unwrap_or(u32::MAX));
     let limits = Limits {
@@ -120,7 +188,11 @@ pub(crate) fn remote() -> Arc<Cgroup> {
         memory: u64::MAX,
         clients: u32::MAX,
     };
-    Cgroups::new(limits).get("")
+    let own = Cgroups {
+        refused: refused.clone(),
+        ..Cgroups::new(limits)
+    };
+    own.get("")
 }
 
 /// A client of a cgroup.
@@ -171,6 +243,7 @@ impl Drop for Job {
 pub struct Cgroups {
     limits: Limits,
     cgroups: RefCell<HashMap<String, Weak<Cgroup>>>,
+    pub refused: Arc<Refusals>,
 }
 
 impl Cgroups {
@@ -178,6 +251,7 @@ impl Cgroups {
         Cgroups {
             limits,
             cgroups: RefCell::default(),
+            refused: Arc::default(),
         }
     }
 
@@ -196,6 +270,7 @@ impl Cgroups {
             dialing: AtomicU32::new(0),
             jobs: AtomicU32::new(0),
             takeovers: AtomicU32::new(0),
+            refused: self.refused.clone(),
             resume: tokio::sync::Notify::new(),
         });
         cgroups.insert(name.to_owned(), Arc::downgrade(&g));
@@ -237,6 +312,31 @@ mod tests {
         assert!(g.enter().is_some());
         assert!(Arc::ptr_eq(&g, &all.get("/a")));
         assert!(all.get("/b").take_lane(), "another cgroup has its own");
+    }
+
+    /// Each limit counts what it refuses, and nothing else.
+    #[test]
+    fn refusals_are_counted() {
+        let all = Cgroups::new(Limits {
+            lanes: 1,
+            memory: 100,
+            clients: 1,
+        });
+        for (n, (limit, name)) in Limit::ALL.into_iter().enumerate() {
+            assert_eq!(limit as usize, n, "{name}");
+        }
+        let g = all.get("/a");
+        let (_m, _s) = (g.enter(), g.seat());
+        assert!(g.take_lane() && g.take_memory(100));
+        let _t: Vec<_> = (0..TAKEOVERS).map(|_| g.takeover()).collect();
+        assert_eq!(all.refused.all(), [0; Limit::ALL.len()]);
+        let _ = (g.enter(), g.seat(), g.takeover(), g.take_lane());
+        let _ = (g.take_memory(1), all.get("/b").take_memory(101));
+        let own = remote(&all.refused);
+        own.refused(Limit::Inherited);
+        let of = |limit: Limit| all.refused.all()[limit as usize];
+        let shown = Limit::ALL.map(|l| of(l.0));
+        assert_eq!(shown, [1, 2, 0, 1, 1, 1, 1, 0, 0, 0]);
     }
 
     #[test]

@@ -21,6 +21,9 @@ pub struct Counters {
     /// Resets that shims have told of, by the code of the reason; [`UNKNOWN`]: one that is none.
     pub reset_for: BTreeMap<u32, u64>,
     pub fuses: u64,
+    /// Connections of shims that were refused at their hello, by the code of the reason, or cut because they broke the
+    /// rules ([`Reason::Hostile`]).
+    pub refused_for: BTreeMap<u32, u64>,
     /// From the registration of an end to the offer of its lane.
     pub promotion: Histogram,
 }
@@ -82,6 +85,11 @@ impl<V: Provider> Core<V> {
     pub(super) fn count_declined(&mut self, why: Reason) {
         self.counters.declined += 1;
         *self.counters.declined_for.entry(why.code()).or_default() += 1;
+    }
+
+    /// A shim was refused, or cut.
+    pub(crate) fn count_refused(&mut self, why: Reason) {
+        *self.counters.refused_for.entry(why.code()).or_default() += 1;
     }
 
     pub(super) fn count_reset(&mut self, code: u32) {

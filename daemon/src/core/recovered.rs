@@ -4,19 +4,22 @@ use super::Core;
 use crate::clients::adopt::{Found, Recovered};
 use crate::clients::commands::PendingCommands;
 use crate::clients::families::Account;
+use crate::clients::family::Totals;
 use crate::os::memfd::Ident;
 use crate::os::process::ProcId;
+use underpass_admin::proc;
 use underpass_rdma::verbs::Provider;
 
 impl<V: Provider> Core<V> {
-    pub fn adopt(&mut self, f: Found) {
+    /// `found`: what its table says.
+    pub fn adopt(&mut self, f: Found, found: Option<Totals>) {
         if self.clients.values().any(|p| p.proc_id == f.id) {
             return; // it has said hello meanwhile
         }
-        let Some(member) = self.cgroups.get(&f.cgroup).enter() else {
+        let Some(member) = self.cgroups.get(&proc::cgroup_key(&f.cgroups)).enter() else {
             return;
         };
-        self.families.join(f.ident, f.table);
+        self.join_family((f.ident, f.table), found, f.id, &f.cgroups);
         self.recovered.push(Recovered {
             ident: f.ident,
             id: f.id,
@@ -60,5 +63,43 @@ impl<V: Provider> Core<V> {
             }
             stays
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::os::fds::Foreign;
+    use crate::os::system::Machine;
+    use crate::pairing::proof::NoProof;
+    use std::sync::Arc;
+    use underpass_ibv::Ibv;
+
+    #[test]
+    fn what_was_found_counts_for_its_pod() {
+        let proof = Arc::new(NoProof);
+        let mut c = Core::<Ibv>::new(Config::default(), None, proof, Arc::new(Machine), None);
+        let table = crate::os::memfd::make("t", lane::family::TABLE_BYTES).unwrap();
+        let found = Found {
+            ident: Ident { dev: 1, ino: 1 },
+            table: Foreign::new(table),
+            id: ProcId { pid: 1, start: 1 },
+            own_pid: 1,
+            uid: 0,
+            netns: 0,
+            comm: String::new(),
+            cgroups: "0::/pod-a/b\n".into(),
+        };
+        c.adopt(found, None);
+        c.families.place(|cgroups| {
+            Some(Account {
+                namespace: "shop".into(),
+                pod: cgroups.trim().to_owned(),
+            })
+        });
+        let all = c.families.by_pod();
+        let mut pods = all.iter().filter(|p| p.2).map(|p| p.0.pod.as_str());
+        assert_eq!((pods.next(), pods.next()), (Some("0::/pod-a/b"), None));
     }
 }

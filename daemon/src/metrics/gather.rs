@@ -1,13 +1,15 @@
 //! The core's side: what it answers to the thread that speaks HTTP.
 
 use crate::admin::rail_view;
-use crate::admin::server::{entries_of_late, read_families};
+use crate::admin::server::entries_of_late;
 use crate::clients::control::DATAGRAMS;
 use crate::clients::families::Account;
 use crate::clients::family::Totals;
+use crate::clients::limits::Limit;
 use crate::clients::view::Entry;
+use crate::config::RailConfig;
 use crate::core::counters::Counters;
-use crate::core::Shared;
+use crate::core::{tables, Shared};
 use crate::os::memfd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -27,7 +29,7 @@ pub(crate) enum Ask {
 }
 
 /// What new connections and containers need, besides the control socket.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ready {
     /// The BPF proof works, or the configuration does without it.
     pub proof: bool,
@@ -36,8 +38,11 @@ pub(crate) struct Ready {
 }
 
 /// What the core and its helpers know at one moment.
+#[derive(Default)]
 pub(crate) struct Snapshot {
     pub counters: Counters,
+    /// What limits have refused, in the order of [`Limit::ALL`].
+    pub refused: [u64; Limit::ALL.len()],
     pub datagrams: u64,
     pub ready: Ready,
     pub processes: usize,
@@ -50,8 +55,15 @@ pub(crate) struct Snapshot {
     /// `None`: the daemon looks after no containers.
     pub containers: Option<Containers>,
     /// `None`: the daemon works alone.
-    pub nodes: Option<(NodeState, Vec<PeerState>)>,
+    pub nodes: Option<(NodeState, Vec<Peer>)>,
     pub rails: Vec<RailStats>,
+    pub rail_config: Vec<RailConfig>,
+}
+
+pub(crate) struct Peer {
+    pub state: PeerState,
+    /// It has said that it has rails.
+    pub has_rails: bool,
 }
 
 pub(crate) struct Containers {
@@ -86,7 +98,7 @@ fn ready(shared: &Shared) -> Ready {
 
 async fn snapshot(shared: &Shared) -> Snapshot {
     let rows = entries_of_late(shared, "metrics", LOOK).await;
-    let totals = read_families(shared).await;
+    let totals = tables::read_all(shared).await;
     let (chunks, rails) = {
         let c = shared.borrow();
         (c.groups.memory(), c.rails.clone())
@@ -105,10 +117,15 @@ async fn snapshot(shared: &Shared) -> Snapshot {
     });
     let nodes = c.peers.as_ref().map(|p| {
         let (node, peers, _) = p.states();
-        (node, peers)
+        let peer = |state: PeerState| Peer {
+            has_rails: p.pairing.has_rails(&state.name),
+            state,
+        };
+        (node, peers.into_iter().map(peer).collect())
     });
     Snapshot {
         counters: c.counters.clone(),
+        refused: c.cgroups.refused.all(),
         datagrams: DATAGRAMS.load(Relaxed),
         ready,
         processes: c.clients.values().filter(|p| p.control.is_some()).count(),
@@ -121,5 +138,6 @@ async fn snapshot(shared: &Shared) -> Snapshot {
         containers,
         nodes,
         rails: rails.unwrap_or_default(),
+        rail_config: c.config.rail.clone(),
     }
 }

@@ -5,11 +5,12 @@
 //! has a thread for each connection and no limits of time.
 //!
 //! The thread lets nobody in for long, and nobody keep others out: each connection is for one request and ends after
-//! [`TIME`], and where there are too many, the oldest makes way. All who ask for the metrics within [`FRESH`] get the same.
+//! [`TIME`], and where there are too many, the oldest makes way.
 
-use super::gather::{Ask, Ready, Snapshot};
-use super::show::{self, Show};
-use super::text::{Form, Metric};
+use super::gather::{Ask, Ready};
+use super::scrape::Scrapes;
+use super::show::Show;
+use super::text::Form;
 use crate::config::MetricsConfig;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -19,25 +20,21 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot, Mutex, Semaphore};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 /// Longest time of a connection, from its beginning to its end.
 const TIME: Duration = Duration::from_secs(15);
-/// Longest wait for a snapshot: the core's look at all processes takes 7 s at most.
-const SNAPSHOT: Duration = Duration::from_secs(12);
 /// A core that does not answer for so long is not healthy.
 const ALIVE: Duration = Duration::from_secs(1);
-/// How long the same metrics are shown.
-const FRESH: Duration = Duration::from_millis(500);
 /// Pause before the address is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Connections at a time, and those of one address.
+/// Connections at a time, and those of one address. (All of this machine's own are one.)
 const CONNECTIONS: usize = 64;
 const CONNECTIONS_OF_ONE: usize = 16;
 /// Most that is read of a request, in bytes.
@@ -68,14 +65,7 @@ impl ControlSocket {
 struct Server {
     asks: mpsc::Sender<Ask>,
     control: ControlSocket,
-    scrape: Mutex<Scrape>,
-    /// Scrapes that wait for another one.
-    places: Arc<Semaphore>,
-}
-
-struct Scrape {
-    show: Show,
-    last: Option<(Instant, Vec<Metric>)>,
+    scrapes: Arc<Scrapes>,
 }
 
 /// Starts the thread; it ends with the process. Nothing else waits for an address that is not there yet: the daemon is started
@@ -90,15 +80,10 @@ pub(crate) fn start(
     let rt = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let scrape = Scrape {
-        show: Show::new(config),
-        last: None,
-    };
     let server = Arc::new(Server {
+        scrapes: Arc::new(Scrapes::new(asks.clone(), Show::new(config))),
         asks,
         control,
-        scrape: Mutex::new(scrape),
-        places: Arc::new(Semaphore::new(CONNECTIONS)),
     });
     let thread = std::thread::Builder::new().name("metrics".into());
     thread.spawn(move || {
@@ -142,6 +127,7 @@ async fn accept(listener: tokio::net::TcpListener, server: &Arc<Server>) {
             }
         };
         open.retain(|c| !c.1.is_finished());
+        let from = whose(from);
         make_room(&mut open, from);
         let server = server.clone();
         let task = tokio::spawn(async move {
@@ -155,16 +141,26 @@ async fn accept(listener: tokio::net::TcpListener, server: &Arc<Server>) {
                 .serve_connection(TokioIo::new(stream), serve);
             let _ = tokio::time::timeout(TIME, connection).await;
         });
-        open.push((from.ip(), task));
+        open.push((from, task));
     }
 }
 
-/// The oldest connections make way for one more: of the same address, or of all.
-fn make_room(open: &mut Vec<(IpAddr, JoinHandle<()>)>, from: SocketAddr) {
-    let of_one = open.iter().filter(|c| c.0 == from.ip()).count();
+/// An address, by which connections are counted.
+fn whose(from: SocketAddr) -> IpAddr {
+    let ip = from.ip().to_canonical();
+    match ip.is_loopback() {
+        true => Ipv4Addr::LOCALHOST.into(),
+        false => ip,
+    }
+}
+
+/// The oldest connections make way for one more: of the same address, or of all. But those of this machine make way for none
+/// that comes from elsewhere: probes of it must not fail because of others.
+fn make_room(open: &mut Vec<(IpAddr, JoinHandle<()>)>, from: IpAddr) {
+    let of_one = open.iter().filter(|c| c.0 == from).count();
     let oldest = match (of_one >= CONNECTIONS_OF_ONE, open.len() >= CONNECTIONS) {
-        (true, _) => open.iter().position(|c| c.0 == from.ip()),
-        (false, true) => Some(0),
+        (true, _) => open.iter().position(|c| c.0 == from),
+        (false, true) => open.iter().position(|c| !c.0.is_loopback()),
         (false, false) => None,
     };
     if let Some(at) = oldest {
@@ -191,7 +187,7 @@ async fn answer(server: Arc<Server>, request: Request<Incoming>) -> Response<Ful
                 true => Form::OpenMetrics,
                 false => Form::Prometheus,
             };
-            match metrics(server, form).await {
+            match server.scrapes.text(form).await {
                 Ok(all) => reply(StatusCode::OK, form.content_type(), all),
                 Err(why) => reply(StatusCode::SERVICE_UNAVAILABLE, text, format!("{why}\n")),
             }
@@ -222,28 +218,6 @@ fn probe(found: Result<(), String>) -> Response<Full<Bytes>> {
     }
 }
 
-/// In a task of its own: whoever goes away must not stop a scrape for which the core is at work already.
-async fn metrics(server: Arc<Server>, form: Form) -> Result<String, &'static str> {
-    let place = server.places.clone().try_acquire_owned();
-    let place = place.map_err(|_| "too many ask at once")?;
-    let task = tokio::spawn(async move {
-        let _place = place;
-        let mut s = server.scrape.lock().await;
-        let fresh = |l: &&(Instant, Vec<Metric>)| l.0.elapsed() < FRESH;
-        let all = match s.last.as_ref().filter(fresh) {
-            Some((_, all)) => all.clone(),
-            None => {
-                let snapshot = server.snapshot().await?;
-                let all = s.show.all(&snapshot);
-                s.last = Some((Instant::now(), all.clone()));
-                all
-            }
-        };
-        show::write(all, form).map_err(|_| "the metrics cannot be written")
-    });
-    task.await.unwrap_or(Err("the scrape has failed"))
-}
-
 impl Server {
     async fn ask<T>(
         &self,
@@ -256,11 +230,6 @@ impl Server {
             answer.await.ok()
         };
         tokio::time::timeout(limit, asked).await.ok().flatten()
-    }
-
-    async fn snapshot(&self) -> Result<Snapshot, &'static str> {
-        let s = self.ask(SNAPSHOT, Ask::Snapshot).await;
-        s.ok_or("the core does not answer")
     }
 
     async fn alive(&self) -> Result<(), String> {
@@ -294,14 +263,21 @@ impl Server {
 mod tests {
     use super::*;
 
+    fn connect(open: &mut Vec<(IpAddr, JoinHandle<()>)>, from: &str) {
+        let from = whose(SocketAddr::new(from.parse().unwrap(), 1));
+        make_room(open, from);
+        open.push((from, tokio::spawn(std::future::pending())));
+    }
+
     #[tokio::test(flavor = "current_thread")]
     async fn the_oldest_makes_way() {
         let mut open = Vec::new();
-        let from = |n: u8| SocketAddr::from(([10, 0, 0, n], 1));
         let mut connect = |n: u8| {
-            make_room(&mut open, from(n));
-            open.push((from(n).ip(), tokio::spawn(std::future::pending())));
-            let of = |m: u8| open.iter().filter(|c| c.0 == from(m).ip()).count();
+            connect(&mut open, &format!("10.0.0.{n}"));
+            let of = |m: u8| {
+                let ip = IpAddr::from([10, 0, 0, m]);
+                open.iter().filter(|c| c.0 == ip).count()
+            };
             (open.len(), of(1), of(2))
         };
         for _ in 0..CONNECTIONS_OF_ONE {
@@ -312,5 +288,26 @@ mod tests {
             connect(n);
         }
         assert_eq!(connect(2), (CONNECTIONS, CONNECTIONS_OF_ONE - 1, 1));
+    }
+
+    /// Whatever its addresses are, this machine has its connections, and no more than others.
+    #[tokio::test(flavor = "current_thread")]
+    async fn this_machine_makes_no_way() {
+        let mut open = Vec::new();
+        let own = |open: &Vec<(IpAddr, _)>| open.iter().filter(|c| c.0.is_loopback()).count();
+        for n in 0..2 * CONNECTIONS {
+            connect(
+                &mut open,
+                ["::1", "127.0.0.1", "127.0.0.2", "::ffff:127.0.0.3"][n % 4],
+            );
+        }
+        assert_eq!(
+            (open.len(), own(&open)),
+            (CONNECTIONS_OF_ONE, CONNECTIONS_OF_ONE)
+        );
+        for n in 0..2 * CONNECTIONS {
+            connect(&mut open, &format!("10.0.0.{n}"));
+        }
+        assert_eq!((open.len(), own(&open)), (CONNECTIONS, CONNECTIONS_OF_ONE));
     }
 }

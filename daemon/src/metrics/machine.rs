@@ -1,10 +1,11 @@
 //! What the kernel says: of this process, and of the ports of RDMA devices.
 
 use super::text::{float, Metric, Value};
-use std::collections::BTreeMap;
+use crate::config::RailConfig;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::Path;
-use underpass_admin::proc;
+use underpass_admin::{proc, RailStats};
 use underpass_rdma::devices::{PortCounters, Tree, NAMED};
 
 /// Numbers of a process in `/proc/PID/stat`, from the field behind the name: user and system time, threads, start.
@@ -104,9 +105,58 @@ fn threads_cpu() -> Metric {
     m
 }
 
-/// The counters of all ports.
-pub(super) fn ports() -> Vec<Metric> {
-    of_ports(&Tree::system().counters())
+/// The ports of RDMA devices.
+pub(super) struct Ports {
+    /// A file of theirs may take long to read: not on a thread that others wait for.
+    pub tree: Tree,
+    /// Those that were active once since the daemon began.
+    active: HashSet<(String, u8)>,
+}
+
+/// What a port in use shows as its state.
+const ACTIVE: u32 = 4;
+
+impl Ports {
+    pub(super) fn new() -> Ports {
+        Ports {
+            tree: Tree::system(),
+            active: HashSet::new(),
+        }
+    }
+
+    /// The counters of all ports. `rails`: those that are, or were, rails.
+    pub(super) fn metrics(&mut self, rails: &[RailStats], config: &[RailConfig]) -> Vec<Metric> {
+        let ports = self.tree.counters();
+        let mut all = of_ports(&ports);
+        all.push(self.used(&ports, rails, config));
+        all
+    }
+
+    pub(super) fn used(
+        &mut self,
+        ports: &[PortCounters],
+        rails: &[RailStats],
+        config: &[RailConfig],
+    ) -> Metric {
+        let mut used = Metric::new(
+            "underpass_port_used",
+            "1: somebody uses this port, or means to: a rail, the configuration, or it was active once",
+        );
+        for p in ports {
+            let name = (p.device.clone(), p.port);
+            if p.state == Some(ACTIVE) {
+                self.active.insert(name.clone());
+            }
+            let rail = |r: &RailStats| r.device == p.device && r.port == p.port;
+            let is = match config.iter().find(|c| c.is(&p.device, p.port)) {
+                Some(c) => !c.off,
+                None => self.active.contains(&name) || rails.iter().any(rail),
+            };
+            let value = Value::Gauge(float(is.into()));
+            used = used.with(&at(p, &p.port.to_string()), value);
+        }
+        used
+    }
 }
 
 pub(super) fn of_ports(ports: &[PortCounters]) -> Vec<Metric> {
@@ -180,6 +230,44 @@ mod tests {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let age = now.unwrap().as_secs_f64() - of("process_start_time_seconds");
         assert!((-2.0..3600.0).contains(&age), "{age}");
+    }
+
+    /// A port that nobody has plugged in is no trouble.
+    #[test]
+    fn ports_that_are_used() {
+        let port = |device: &str, state| PortCounters {
+            device: device.into(),
+            port: 1,
+            state: Some(state),
+            physical_state: None,
+            rate: None,
+            named: Vec::new(),
+            own: Vec::new(),
+        };
+        let configured = |device: &str, off| RailConfig {
+            device: device.into(),
+            port: None,
+            fabric: None,
+            off,
+        };
+        let config = [configured("c", false), configured("d", true)];
+        let rail = RailStats {
+            device: "e".into(),
+            port: 1,
+            ..RailStats::default()
+        };
+        let mut all = Ports::new();
+        let mut used = |ports: &[PortCounters]| -> Vec<bool> {
+            let m = all.used(ports, std::slice::from_ref(&rail), &config);
+            let is = |v: &Value| matches!(v, Value::Gauge(n) if *n == 1.0);
+            m.series.iter().map(|s| is(&s.1)).collect()
+        };
+        let names = ["a", "b", "c", "d", "e"];
+        let before = names.map(|n| port(n, if n == "a" { 1 } else { 4 }));
+        let after = names.map(|n| port(n, 1));
+        assert_eq!(used(&after), [false, false, true, false, true]);
+        assert_eq!(used(&before), [false, true, true, false, true]);
+        assert_eq!(used(&after), [false, true, true, false, true]);
     }
 
     #[test]

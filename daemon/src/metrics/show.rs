@@ -1,11 +1,13 @@
 //! The series that a snapshot makes. docs/metrics.md lists them.
 
 use super::connections::{reason, Ends};
-use super::gather::{Containers, Snapshot};
+use super::gather::{Containers, Peer, Snapshot};
+use super::machine::Ports;
 use super::pods::{Label, Pods};
 use super::text::{float, Highest, Metric, Value};
 use super::{machine, text};
 use crate::clients::family::Totals;
+use crate::clients::limits::Limit;
 use crate::config::MetricsConfig;
 use crate::core::counters::{Counters, LIMITS_US, UNKNOWN};
 use lane::family::Cause;
@@ -13,13 +15,17 @@ use lane::num;
 use lane::proto::reason::{Reason, TABLE};
 use std::collections::BTreeMap;
 use std::time::Instant;
-use underpass_admin::{NodeState, PeerState, RailStats};
+use underpass_admin::{NodeState, RailStats};
 
 /// What has to be remembered from one time to the next.
 pub(super) struct Show {
     pods: Pods,
     highest: Highest,
+    pub(super) ports: Ports,
 }
+
+const IMPLAUSIBLE: &str =
+    "Times that a program's counters were not taken in, because they said what cannot be true";
 
 fn gauge(name: &str, help: &'static str, n: u64) -> Metric {
     Metric::new(name, help).with(&[], Value::Gauge(float(n)))
@@ -55,6 +61,7 @@ impl Show {
         Show {
             pods: Pods::new(config),
             highest: Highest::default(),
+            ports: Ports::new(),
         }
     }
 
@@ -65,6 +72,7 @@ impl Show {
             .with(&[("version", env!("CARGO_PKG_VERSION"))], Value::Gauge(1.0))];
         all.extend(node(s));
         all.extend(counted(&s.counters));
+        all.push(refused(&s.refused));
         let place = |namespace: &str, pod: &str| self.pods.place(namespace, pod, now);
         all.extend(Ends::count(&s.rows, place).metrics());
         all.extend(self.of_pods());
@@ -73,10 +81,12 @@ impl Show {
         }
         if let Some((node, peers)) = &s.nodes {
             all.extend(nodes(node, peers));
+            let wanted = s.rail_config.iter().any(|r| !r.off);
+            all.push(links(peers, &s.rails, wanted));
         }
         all.extend(rails(&s.rails));
         all.extend(machine::process());
-        all.extend(machine::ports());
+        all.extend(self.ports.metrics(&s.rails, &s.rail_config));
         self.highest.keep(&mut all);
         all
     }
@@ -96,11 +106,13 @@ impl Show {
             "underpass_pod_resets",
             "Connections that the shim has reset",
         );
+        let mut implausible = Metric::new("underpass_pod_implausible_reports", IMPLAUSIBLE);
         for ((namespace, pod), t) in self.pods.sums() {
             let at = [("namespace", namespace.as_str()), ("pod", pod.as_str())];
             let to = |label, is| [at[0], at[1], (label, is)];
             promoted = promoted.with(&at, Value::Count(t.promoted));
             resets = resets.with(&at, Value::Count(t.resets));
+            implausible = implausible.with(&at, Value::Count(t.implausible));
             for (direction, n) in [("sent", t.lane_tx), ("received", t.lane_rx)] {
                 bytes = bytes.with(&to("direction", direction), Value::Count(n));
             }
@@ -113,7 +125,7 @@ impl Show {
             "Pods (or namespaces) with series of their own; the others are in `other`",
             self.pods.len() as u64,
         );
-        vec![promoted, bytes, switches, resets, shown]
+        vec![promoted, bytes, switches, resets, implausible, shown]
     }
 
     fn containers(&mut self, c: &Containers, now: Instant) -> Vec<Metric> {
@@ -219,6 +231,7 @@ fn node(s: &Snapshot) -> Vec<Metric> {
             "Connections that the shim has reset",
             t.resets,
         ),
+        count("underpass_implausible_reports", IMPLAUSIBLE, t.implausible),
     ]
 }
 
@@ -264,6 +277,11 @@ fn counted(c: &Counters) -> Vec<Metric> {
             "Resets that shims have told the daemon of",
             &c.reset_for,
         ),
+        by_reason(
+            "underpass_refused_programs",
+            "Connections of programs to the daemon that it refused at their hello, or cut because they broke the rules",
+            &c.refused_for,
+        ),
         count("underpass_fuses", "Programs that stay on TCP after a reset (fuse)", c.fuses),
         Metric::new(
             "underpass_promotion_seconds",
@@ -273,7 +291,39 @@ fn counted(c: &Counters) -> Vec<Metric> {
     ]
 }
 
-fn nodes(node: &NodeState, peers: &[PeerState]) -> Vec<Metric> {
+fn refused(all: &[u64]) -> Metric {
+    let mut m = Metric::new(
+        "underpass_limit_refusals",
+        "Times that a limit has refused something, by the limit",
+    );
+    for ((_, limit), n) in Limit::ALL.into_iter().zip(all) {
+        m = m.with(&[("limit", limit)], Value::Count(*n));
+    }
+    m
+}
+
+/// Links to the peers to which there should be some: both nodes are up, and one of them has rails, or had. (Without any rail
+/// there is no series of one, which could be 0.)
+fn links(peers: &[Peer], rails: &[RailStats], wanted: bool) -> Metric {
+    let mut m = Metric::new(
+        "underpass_peer_links",
+        "Links that work now to a node whose daemon is there, if one of the two nodes has rails",
+    );
+    let wanted = |p: &&Peer| p.has_rails || wanted || !rails.is_empty();
+    for p in peers
+        .iter()
+        .filter(|p| p.state.state == "up")
+        .filter(wanted)
+    {
+        let name = p.state.name.as_str();
+        let all = rails.iter().flat_map(|r| &r.links);
+        let up = all.filter(|l| l.node == name).map(|l| l.up).sum();
+        m = m.with(&[("node", name)], Value::Gauge(float(up)));
+    }
+    m
+}
+
+fn nodes(node: &NodeState, peers: &[Peer]) -> Vec<Metric> {
     let mut up = Metric::new(
         "underpass_peer_up",
         "1: there is a channel to this node's daemon",
@@ -290,7 +340,7 @@ fn nodes(node: &NodeState, peers: &[PeerState]) -> Vec<Metric> {
     if let Some(t) = node.expires {
         expiry = expiry.with(&[("node", &node.name), ("whose", "own")], time(t));
     }
-    for p in peers {
+    for p in peers.iter().map(|p| &p.state) {
         let at = [("node", p.name.as_str())];
         up = up.with(&at, Value::Gauge(float((p.state == "up").into())));
         lies = lies.with(&at, Value::Count(p.lies));
@@ -358,8 +408,17 @@ pub(super) fn write(all: Vec<Metric>, form: text::Form) -> Result<String, std::f
 mod tests {
     use super::super::gather::Containers;
     use super::*;
-    use underpass_admin::{PodRow, RailLinks, Where};
+    use underpass_admin::{PeerState, PodRow, RailLinks, Where};
     use underpass_rdma::devices::{PortCounters, NAMED};
+
+    fn peer(name: &str, state: &str, has_rails: bool) -> Peer {
+        let state = PeerState {
+            name: name.into(),
+            state: state.into(),
+            ..PeerState::default()
+        };
+        Peer { state, has_rails }
+    }
 
     /// What a node with two RDMA devices and a container shows besides: invented numbers, real names, labels and types.
     fn example() -> Vec<Metric> {
@@ -407,10 +466,35 @@ mod tests {
             per_pod: crate::config::PerPod::Pod,
             ..MetricsConfig::default()
         });
-        let mut all = rails(&[rail("mlx5_0", 3)]);
-        all.extend(machine::of_ports(&[port("mlx5_0", 7), port("mlx5_1", 9)]));
+        let (own, ports) = ([rail("mlx5_0", 3)], [port("mlx5_0", 7), port("mlx5_1", 9)]);
+        let mut all = rails(&own);
+        all.extend(machine::of_ports(&ports));
+        all.push(show.ports.used(&ports, &own, &[]));
+        all.push(links(&[peer("b.example", "up", false)], &own, false));
         all.extend(show.containers(&containers, Instant::now()));
         all
+    }
+
+    /// There should be links where one of two nodes can have them, also if none of them has a rail now.
+    #[test]
+    fn links_that_should_be() {
+        let all = [
+            peer("able", "up", true),
+            peer("other", "up", false),
+            peer("gone", "down", true),
+        ];
+        let shown = |rails: &[RailStats], wanted| -> Vec<String> {
+            let m = links(&all, rails, wanted).series;
+            m.iter()
+                .map(|(l, v)| {
+                    assert!(matches!(v, Value::Gauge(n) if *n == 0.0));
+                    l[0].1.clone()
+                })
+                .collect()
+        };
+        assert_eq!(shown(&[], false), ["able"]);
+        assert_eq!(shown(&[], true), ["able", "other"]);
+        assert_eq!(shown(&[RailStats::default()], false), ["able", "other"]);
     }
 
     /// The tests of dashboards and rules, which have neither devices nor a container runtime, show Prometheus this file.

@@ -1,9 +1,10 @@
 //! Memory that the daemon makes for shims, and the check of memory that a shim made.
 
 use lane::num;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{AtFlags, MemfdFlags, SealFlags, StatxFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 /// Makes an anonymous file of a fixed size. It can be sealed further.
 pub fn make(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
@@ -39,6 +40,15 @@ pub fn seal(fd: &OwnedFd) -> Result<(), Errno> {
 /// Bytes of memory that are really in use.
 pub fn touched(fd: &OwnedFd) -> u64 {
     rustix::fs::fstat(fd).map_or(0, |s| num::natural(s.st_blocks) * 512)
+}
+
+/// When a memory file was made, since 1970. Nobody can change that. `None`: this kernel does not keep it.
+pub fn made_at(fd: impl AsFd) -> Option<Duration> {
+    let (none, btime) = (AtFlags::EMPTY_PATH, StatxFlags::BTIME);
+    let s = rustix::fs::statx(fd, c"", none, btime).ok()?;
+    let kept = StatxFlags::from_bits_retain(s.stx_mask).contains(btime);
+    let t = s.stx_btime;
+    kept.then(|| Duration::new(num::natural(t.tv_sec), t.tv_nsec))
 }
 
 /// Identity of a memory file.

@@ -8,6 +8,7 @@ mod context;
 mod handshake;
 pub mod tls;
 
+use crate::clients::limits::Limit;
 use crate::config::{NodeConfig, TlsConfig};
 use crate::core::Shared;
 use crate::nodes::peers::cut::Cut;
@@ -227,6 +228,8 @@ impl<'a> Stranger<'a> {
         let sum: usize = all.values().sum();
         let n = all.get(&ip).copied().unwrap_or(0);
         if sum >= UNAUTHENTICATED || n >= UNAUTHENTICATED_OF_ONE {
+            let refused = ctx.shared.borrow().cgroups.refused.clone();
+            refused.count(Limit::Nodes);
             return None;
         }
         all.insert(ip, n + 1);

@@ -3,7 +3,7 @@
 
 use crate::clients::adopt;
 use crate::core::register::Registration;
-use crate::core::Shared;
+use crate::core::{tables, Shared};
 use crate::dataplane::thread::DataPlane;
 use crate::lanes::holders;
 use crate::lanes::inherited;
@@ -81,7 +81,14 @@ pub(crate) async fn adopt(shared: Shared) {
             let homes = homes.clone();
             let look = tokio::task::spawn_blocking(move || adopt::look_into(pid, &homes));
             match tokio::time::timeout(LOOK_MAX, look).await {
-                Ok(Ok(Some(f))) => shared.borrow_mut().adopt(f),
+                Ok(Ok(Some(mut f))) => {
+                    let begun = tables::begin(&shared, (f.ident, f.table), f.id).await;
+                    let Some((table, found)) = begun else {
+                        continue;
+                    };
+                    f.table = table;
+                    shared.borrow_mut().adopt(f, found);
+                }
                 Ok(_) => {}
                 Err(_) => {
                     tracing::warn!("process {pid} cannot be looked at: it hangs");

@@ -3,8 +3,8 @@
 mod dial;
 
 use crate::clients::control::Control;
-use crate::clients::limits::Cgroup;
-use crate::core::{Hello, Shared};
+use crate::clients::limits::{Cgroup, Limit};
+use crate::core::{tables, Hello, Shared};
 use crate::lanes::groups::Violation;
 use crate::os::fds::{self, Foreign};
 use crate::os::memfd;
@@ -75,6 +75,7 @@ pub async fn serve(shared: Shared, sock: OwnedFd) -> std::io::Result<()> {
 pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
     let unauthenticated = shared.borrow().unauthenticated.clone();
     if unauthenticated.get() >= UNAUTHENTICATED {
+        shared.borrow().cgroups.refused.count(Limit::Hellos);
         return;
     }
     unauthenticated.set(unauthenticated.get() + 1);
@@ -124,6 +125,7 @@ async fn greet(
     let (len, fds) = first_message(control, &mut buf).await?;
     let refuse = |reason: Reason, why: &str| {
         tracing::info!("refused a shim: {why}");
+        shared.borrow_mut().count_refused(reason);
         control.send(
             ToShim::Refused {
                 reason: reason.code(),
@@ -165,18 +167,25 @@ async fn greet(
     let mut process = match Process::of_peer(control.sock.get_ref().as_fd(), accepted) {
         Ok(p) => p,
         Err(e) => {
-            if let (process::Error::Gone, Some(fd)) = (&e, dialing) {
-                left_behind(shared, fd);
+            if matches!(e, process::Error::Gone) {
+                // That is nobody's fault, and nobody hears an answer.
+                if let Some(fd) = dialing {
+                    left_behind(shared, fd);
+                }
+                return None;
             }
             return refuse(Reason::Internal, &e.to_string());
         }
     };
     let pidfd = process.take_pidfd()?;
+    // (Before it gets an answer: then it may do what counts.)
+    let (table, found) = tables::begin(shared, (ident, table), process.id).await?;
     let hello = Hello {
         version: common,
         own_pid: pid,
         ident,
         table,
+        found,
     };
     let admitted = shared.borrow_mut().admit(&process, hello, control);
     let (id, new) = match admitted {
@@ -187,7 +196,8 @@ async fn greet(
         watch(shared, id, pidfd);
     }
     let cgroup = shared.borrow().clients.get(&id)?.cgroup().clone();
-    if let Some((fd, seat)) = dialing.zip(cgroup.seat()) {
+    // (A seat is asked for only if it is needed.)
+    if let Some((fd, seat)) = dialing.and_then(|fd| Some((fd, cgroup.seat()?))) {
         dial::serve(shared, fd, seat);
     }
     Some((id, cgroup))
@@ -301,7 +311,8 @@ fn handle(
 ) -> Result<(), Violation> {
     match ToDaemon::decode(bytes) {
         Ok(m) => {
-            let read = shared.borrow_mut().message(id, m, fds)?;
+            let read = shared.borrow_mut().message(id, m, fds);
+            let read = read.inspect_err(|_| shared.borrow_mut().count_refused(Reason::Hostile))?;
             if let Some(r) = read {
                 tokio::task::spawn_local(lookups::read_registration(shared.clone(), r));
             }
@@ -313,6 +324,9 @@ fn handle(
         }
         // A newer shim may say more than we understand.
         Err(lane::proto::msg::Error::UnknownKind(_)) => Ok(()),
-        Err(lane::proto::msg::Error::Short) => Err(Violation("a truncated message")),
+        Err(lane::proto::msg::Error::Short) => {
+            shared.borrow_mut().count_refused(Reason::Hostile);
+            Err(Violation("a truncated message"))
+        }
     }
 }

@@ -263,6 +263,7 @@ impl Node {
             own_pid: process.pid,
             ident: memfd::check_fixed(&table, lane::family::TABLE_BYTES).expect("a table"),
             table,
+            found: None,
         };
         let mut d = self.daemon.borrow_mut();
         let (id, _) = d.core.admit(&peer, hello, &control).expect("let in");

@@ -66,7 +66,8 @@ impl Tree {
         }
     }
 
-    pub(super) fn at(sys: &Path) -> Self {
+    /// One in another place, in which interfaces have no addresses.
+    pub fn at(sys: &Path) -> Self {
         Tree {
             class: sys.join("class/infiniband"),
             verbs: sys.join("class/infiniband_verbs"),

@@ -7,6 +7,7 @@
 
 use super::lanes::{Ending, Lane, Stage};
 use super::{Key, Rails};
+use crate::clients::limits::Limit;
 use crate::lanes::inherited::{Counted, Inherited, Left};
 use lane::family::{flag, View};
 use lane::half::{is_left, Memory};
@@ -40,6 +41,7 @@ impl<V: Provider> Rails<V> {
         };
         let inode = Some(inode).filter(|i| *i != 0)?;
         if groups.len() >= INHERITED_GROUPS_MAX && !groups.contains(&at.0) {
+            left.cgroup.refused(Limit::Inherited);
             return None;
         }
         l.orphaned = Some(Counted::new(left.cgroup)?);

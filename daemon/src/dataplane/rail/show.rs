@@ -4,9 +4,10 @@ use super::devices::Port;
 use super::incarnation::Node;
 use super::{Key, Rails};
 use crate::clients::ids::ConnRef;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use underpass_admin::{RailLinks, RailRow, RailStats};
-use underpass_rdma::engine::{LinkView, Stats};
+use underpass_rdma::engine::{LinkId, LinkView, Stats};
 use underpass_rdma::verbs::{Gid, Provider};
 
 /// A GID as text; empty until the peer has told its own.
@@ -18,23 +19,17 @@ fn shown(gid: Gid) -> String {
 }
 
 impl<V: Provider> Rails<V> {
-    /// The link that carries this connection's lane now.
-    pub fn row(&self, at: Key, who: &ConnRef) -> Option<RailRow> {
-        let lane = self.lanes.get(&at).filter(|l| l.who == *who)?;
-        let node = self.nodes.get(&lane.node)?;
-        let link = node.pair.link_of(lane.engine?)?;
-        let view = node.pair.links().into_iter().find(|v| v.link == link)?;
-        let port = node.ever.get(&view.rail)?;
-        // In SMC-R the server adds links to the group; here the node with the smaller name does.
-        let role = if node.is_first() { "server" } else { "client" };
-        Some(RailRow {
-            role: role.into(),
-            device: port.device.name.clone(),
-            port: port.port,
-            link: view.link,
-            gid: shown(view.gid),
-            peer_gid: shown(view.peer_gid),
-        })
+    /// The links that carry these connections' lanes now. Lanes are many and links few: each link's row is made once.
+    pub fn rows(&self, asked: &[(Key, ConnRef)]) -> Vec<Option<Arc<RailRow>>> {
+        let mut made = HashMap::new();
+        let row = |(at, who): &(Key, ConnRef)| {
+            let lane = self.lanes.get(at).filter(|l| l.who == *who)?;
+            let node = self.nodes.get(&lane.node)?;
+            let link = node.pair.link_of(lane.engine?)?;
+            let row = made.entry((node.number, link));
+            row.or_insert_with(|| node.row(link).map(Arc::new)).clone()
+        };
+        asked.iter().map(row).collect()
     }
 
     /// Counters, in parts: one for each peer node and each time that a rail was added to it.
@@ -122,6 +117,21 @@ fn part(s: Stats) -> RailStats {
 }
 
 impl<V: Provider> Node<V> {
+    fn row(&self, link: LinkId) -> Option<RailRow> {
+        let view = self.pair.links().into_iter().find(|v| v.link == link)?;
+        let port = self.ever.get(&view.rail)?;
+        // In SMC-R the server adds links to the group; here the node with the smaller name does.
+        let role = if self.is_first() { "server" } else { "client" };
+        Some(RailRow {
+            role: role.into(),
+            device: port.device.name.clone(),
+            port: port.port,
+            link: view.link,
+            gid: shown(view.gid),
+            peer_gid: shown(view.peer_gid),
+        })
+    }
+
     /// The engine is about to be replaced: its counters are kept.
     pub(super) fn keep_counts(&mut self) {
         for (id, port) in std::mem::take(&mut self.ever) {

@@ -3,6 +3,7 @@
 use super::area::{chunk_bytes, make_chunk, Chunk, Stage};
 use super::{LinkGroups, Out, Side, Violation, FURTHER};
 use crate::clients::ids::ClientId;
+use crate::clients::limits::Limit;
 use lane::abi::CHUNKS;
 use lane::num;
 use lane::proto::msg::ToShim;
@@ -72,7 +73,11 @@ impl LinkGroups {
             return Ok(());
         }
         let n = number(s.more.len());
-        if n as usize >= CHUNKS || !s.payer.take_memory(bytes) {
+        if n as usize >= CHUNKS {
+            s.payer.refused(Limit::Chunks);
+            return Ok(());
+        }
+        if !s.payer.take_memory(bytes) {
             return Ok(());
         }
         match make_chunk(id, side, n, remote, self.clock.now()) {

@@ -512,7 +512,7 @@ fn a_remote_lane_waits_for_the_other_node() {
         client: ClientId::remote(3),
         ..end(1, 77)
     };
-    let own = crate::clients::limits::remote();
+    let own = crate::clients::limits::remote(&Arc::default());
     let connect = |w: &mut World, near| {
         let mut out = Out::default();
         let cgroups = [&w.cgroups[0], &own];

@@ -444,6 +444,12 @@ impl Pairing {
         let t = self.tables.get(node);
         t.map_or((0, 0), |t| (t.lookups.len() + t.sent.len(), t.lies))
     }
+
+    /// Has this node said that it has RDMA devices which are up?
+    pub fn has_rails(&self, node: &str) -> bool {
+        let said = self.tables.get(node).and_then(|t| t.said);
+        said.is_some_and(|code| code != Reason::NoDevice.code())
+    }
 }
 
 #[cfg(test)]

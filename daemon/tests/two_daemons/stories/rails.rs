@@ -163,7 +163,11 @@ fn a_row_names_link_and_role() {
         let who = node.name_of(pid, conn, gen);
         let d = node.daemon.borrow();
         let plane = d.core.rails.as_ref().unwrap().lock();
-        plane.row(at, &who).expect("a lane")
+        let other = (at.0, at.1 + 1);
+        let mut rows = plane.rows(&[(other, who), (at, who), (at, who)]);
+        let [last, row, none] = [(); 3].map(|()| rows.pop().unwrap());
+        assert!(none.is_none() && last == row);
+        row.expect("a lane")
     });
     assert_eq!((&*first.role, &*second.role), ("server", "client"));
     assert_eq!((first.link, &first.device), (second.link, &second.device));

@@ -69,6 +69,9 @@ impl Pairing {
         let Some(t) = self.tables.get_mut(node) else {
             return Ok(());
         };
+        if let Msg::Make { refusal, .. } | Msg::Made { refusal, .. } = msg {
+            t.said = Some(refusal);
+        }
         match (t.part, msg) {
             (_, Msg::Expedited { local, peer }) => {
                 self.hurried(node, local, peer, out);

@@ -38,6 +38,8 @@ pub(super) struct Table {
     pub parked: VecDeque<EndKey>,
     /// Claims about addresses that are not the peer's.
     pub lies: u64,
+    /// The refusal that the peer told last.
+    pub said: Option<u32>,
 }
 
 impl Table {
@@ -62,6 +64,7 @@ impl Table {
             numbers: HashMap::new(),
             parked: VecDeque::new(),
             lies: 0,
+            said: None,
         }
     }
 

@@ -47,6 +47,23 @@ fn crossing_messages_pair_once() {
     assert!(both_paired(&net) && net.is_clean());
 }
 
+/// Each node learns from a pairing whether the other one could make lanes.
+#[test]
+fn whether_the_other_node_has_rails() {
+    for able in [0, 1] {
+        let mut net = Net::new(2);
+        let [a, b] = [0, 1].map(|i: usize| net.nodes[i].name.clone());
+        let other = [&b, &a][able];
+        net.nodes[able].p.set_refusal(other, 0);
+        let has = |net: &Net| [net.nodes[0].p.has_rails(&b), net.nodes[1].p.has_rails(&a)];
+        assert_eq!(has(&net), [false; 2]);
+        net.lookup(0, who(0), client(A, B));
+        net.lookup(1, who(1), server(B, A));
+        net.settle();
+        assert_eq!(has(&net), [able == 1, able == 0]);
+    }
+}
+
 #[test]
 fn ends_of_this_node_are_nobodys_business() {
     let mut net = Net::new(2);
