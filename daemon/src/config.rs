@@ -7,7 +7,9 @@ use lane::abi::{RING_LOG2_MAX, RING_LOG2_MIN};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use underpass_admin::certificate::valid_name;
+use underpass_csi::CsiConfig;
 use underpass_pods::policy::PodsConfig;
+use underpass_webhook::WebhookConfig;
 
 /// Most seconds that the kernel takes between two probes (`MAX_TCP_KEEPIDLE`).
 const PROBE_MAX_S: u16 = 32767;
@@ -35,6 +37,10 @@ pub struct Config {
     /// Containers that get the shim.
     pub pods: PodsConfig,
     pub kubernetes: KubernetesConfig,
+    /// The daemon as a CSI driver.
+    pub csi: CsiConfig,
+    /// Of `underpassd webhook` alone.
+    pub webhook: WebhookConfig,
     pub metrics: MetricsConfig,
 }
 
@@ -183,6 +189,8 @@ impl Default for Config {
             rail: Vec::new(),
             pods: PodsConfig::default(),
             kubernetes: KubernetesConfig::default(),
+            csi: CsiConfig::default(),
+            webhook: WebhookConfig::default(),
             metrics: MetricsConfig::default(),
         }
     }

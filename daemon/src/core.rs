@@ -120,6 +120,8 @@ pub struct Core<V: Provider = Ibv> {
     pub idle_since: Option<Duration>,
     /// The other nodes; `None`: this daemon works alone.
     pub peers: Option<Peers>,
+    /// The CSI driver, once it serves the kubelet.
+    pub csi: Option<Arc<underpass_csi::Driver>>,
     /// Lanes to them; `None` without peers.
     pub rails: Option<Arc<DataPlane<V>>>,
     effects: remote::Effects,
@@ -160,6 +162,7 @@ impl<V: Provider> Core<V> {
         Core {
             system,
             peers,
+            csi: None,
             rails,
             effects: remote::Effects::default(),
             remote_cgroup: limits::remote(&cgroups.refused),

@@ -29,7 +29,6 @@ use tokio::signal::unix::{signal, SignalKind};
 use underpass_admin::{ADMIN_SOCK, CONTROL_SOCK};
 use underpass_ibv::Ibv;
 use underpass_kube::{Certificates, Learnt, Nodes, Others, Teller};
-use underpass_pods::policy::PodsConfig;
 use underpass_pods::{left, place};
 
 /// Helpers that look at and close other people's descriptors; each may hang for a while.
@@ -126,7 +125,7 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
     let mut int = signal(SignalKind::interrupt())?;
     let proof = crate::pairing::bpf::open(&options.config.proof);
     let node = Sockets::make(&options.dir, public)?;
-    let pods = Pods::make(&options.config.pods);
+    let pods = Pods::make(&options.config);
     let cluster = ask_cluster(&options.config);
     let core: Shared = Rc::new(RefCell::new(Core::new(
         options.config.clone(),
@@ -220,10 +219,13 @@ impl Drop for PodsDir {
 
 impl Pods {
     /// `None`: this daemon does not look after containers.
-    fn make(pods: &PodsConfig) -> Option<Pods> {
+    fn make(config: &Config) -> Option<Pods> {
+        let pods = &config.pods;
         if pods.nri.as_os_str().is_empty() {
             left::withdraw(pods, false);
-            return None;
+            if config.csi.kubelet.as_os_str().is_empty() {
+                return None;
+            }
         }
         let made = place::make(&pods.dir)
             .map_err(|e| e.to_string())
@@ -252,11 +254,43 @@ impl Pods {
         };
         let known = core.borrow().pods.clone();
         let Cluster { learnt, teller, .. } = cluster;
-        if let Err(e) = runtime::start(pods.clone(), known, made, learnt, teller) {
+        if config.kubernetes.api {
+            known.ask_also(learnt.clone());
+        }
+        if !config.csi.kubelet.as_os_str().is_empty() && made.is_ok() {
+            serve_kubelet(core, config);
+        }
+        let begun = match pods.nri.as_os_str().is_empty() {
+            true => made.map_err(std::io::Error::other),
+            false => runtime::start(pods.clone(), known, made, learnt, teller),
+        };
+        if let Err(e) = begun {
             tracing::error!("no container gets the shim: {e}");
         }
         dir
     }
+}
+
+/// Serves the kubelet as a CSI driver, from when what it mounts is there.
+fn serve_kubelet(core: &Shared, config: &Config) {
+    let (pods, csi, node) = (
+        config.pods.clone(),
+        config.csi.clone(),
+        config.kubernetes.node(),
+    );
+    let core = core.clone();
+    tokio::task::spawn_local(async move {
+        let filled = tokio::task::spawn_blocking(move || place::fill(&pods).map(|()| pods.dir));
+        let begun = match filled.await {
+            Ok(Ok(dir)) => underpass_csi::start(&csi, dir, node).map_err(|e| e.to_string()),
+            Ok(Err(e)) => Err(e.to_string()),
+            Err(e) => Err(e.to_string()),
+        };
+        match begun {
+            Ok(driver) => core.borrow_mut().csi = Some(driver),
+            Err(e) => tracing::error!("no pod gets the shim by a CSI volume: {e}"),
+        }
+    });
 }
 
 /// What the Kubernetes API says, from now on or, if it is not to be asked, at no time.

@@ -55,6 +55,12 @@ struct Args {
 enum Command {
     /// Signs the certificates of a Kubernetes cluster's nodes, instead of serving one
     Signer(SignerArgs),
+    /// Answers a Kubernetes cluster's API server, which asks about each new pod, instead of serving a node
+    Webhook {
+        /// Configuration file (TOML): [webhook] and [pods] count
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
 }
 
 #[derive(clap::Args)]
@@ -111,6 +117,11 @@ fn options(args: Args) -> Result<Options, underpassd::config::Error> {
     })
 }
 
+fn webhook(config: &std::path::Path) -> Result<(), String> {
+    let c = Config::load(config).map_err(|e| e.to_string())?;
+    underpass_webhook::run(c.webhook, c.pods).map_err(|e| e.to_string())
+}
+
 /// Colours are for terminals: a journal or a file would keep their escape sequences.
 fn colours() -> bool {
     use std::io::IsTerminal;
@@ -128,6 +139,7 @@ fn main() -> ExitCode {
         .init();
     let done = match args.command.take() {
         Some(Command::Signer(a)) => underpass_signer::run(a.into()).map_err(|e| e.to_string()),
+        Some(Command::Webhook { config }) => webhook(&config),
         None => match options(args) {
             Ok(o) => run(o).map_err(|e| e.to_string()),
             Err(e) => Err(e.to_string()),

@@ -25,6 +25,8 @@ pub const SECOND: Place = Place {
     pods: "10.244.2.0/24",
     cgroup: "underpass-node2",
 };
+/// The chart's namespace, as options.
+const SYSTEM: [&str; 2] = ["-n", "underpass-system"];
 /// Services get their addresses from this range.
 const SERVICES: &str = "10.96.0.0/16";
 /// Image of the pods.
@@ -233,14 +235,18 @@ impl Cluster {
     /// Installs the chart with its image, as README says.
     pub fn install(&self) -> Result<()> {
         let chart = paths::root().join("deploy/helm/underpass");
-        self.helm(&[
-            "install",
-            "underpass",
-            &chart.to_string_lossy(),
-            "-n",
-            "underpass-system",
-            "--create-namespace",
-        ])?;
+        let chart = chart.to_string_lossy();
+        let words = ["install", "underpass", &chart, "--create-namespace"];
+        self.helm(&[&words[..], &SYSTEM].concat())?;
+        self.rolled_out_daemons()
+    }
+
+    /// Gives the chart other values.
+    pub fn upgrade(&self, values: &[&str]) -> Result<()> {
+        let chart = paths::root().join("deploy/helm/underpass");
+        let (chart, values) = (chart.to_string_lossy(), values.join(","));
+        let words = ["upgrade", "underpass", &chart, "--set", &values, "--wait"];
+        self.helm(&[&words[..], &SYSTEM].concat())?;
         self.rolled_out_daemons()
     }
 

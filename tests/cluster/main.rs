@@ -7,6 +7,7 @@ mod lab;
 mod node;
 mod nodes;
 mod things;
+mod ways;
 
 use anyhow::{ensure, Context, Result};
 use cluster::{Cluster, FIRST};
@@ -35,7 +36,7 @@ const AGENT: &str = env!("CARGO_BIN_EXE_lab-agent");
 
 type Test = fn(&mut Cluster) -> Result<()>;
 
-const TESTS: [(&str, Test); 12] = [
+const TESTS: [(&str, Test); 13] = [
     ("the_users_way", the_users_way),
     ("whose_word_counts", whose_word_counts),
     ("who_does_not_get_it_is_told", who_does_not_get_it_is_told),
@@ -53,6 +54,7 @@ const TESTS: [(&str, Test); 12] = [
     ),
     ("the_ca_is_replaced", nodes::the_ca_is_replaced),
     ("a_node_goes", nodes::a_node_goes),
+    ("without_nri", ways::without_nri),
     ("nothing_is_left", nothing_is_left),
 ];
 

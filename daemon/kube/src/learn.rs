@@ -9,9 +9,10 @@ use kube::runtime::watcher::{self, watcher, Event};
 use kube::runtime::WatchStreamExt;
 use kube::{Api, Client, ResourceExt};
 use serde::Deserialize;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::pin::pin;
+use underpass_admin::Where;
 use underpass_pods::policy::ENABLED;
 
 /// The restart policy of an init container that goes on beside the others (Kubernetes 1.28).
@@ -67,13 +68,19 @@ pub(super) async fn pods(client: Client, node: &str, learnt: &Learnt) {
     follow(
         events,
         "pods",
-        |p| Some(p.spec.as_ref().map(init_containers).unwrap_or_default()),
+        |p| {
+            let init = p.spec.as_ref().map(init_containers).unwrap_or_default();
+            Some((init, containers(p)))
+        },
         uid,
         |is| learnt.set_watching(Watched::Pods, is),
         |told| {
-            if let Some(change) = list.take(told) {
-                learnt.change(|c| change.make(&mut c.init));
-            }
+            let Some(change) = list.take(told) else {
+                return;
+            };
+            let (init, containers) = change.split();
+            learnt.change(|c| init.make(&mut c.init));
+            containers.make(&mut learnt.containers.lock());
         },
     )
     .await;
@@ -174,6 +181,29 @@ fn interfaces(text: &str, told: &[IpAddr]) -> Vec<IpAddr> {
     ips.filter(|ip| !told.contains(ip)).collect()
 }
 
+/// The containers that it has now, by their ids.
+fn containers(pod: &Pod) -> HashMap<String, Where> {
+    let uid = pod.uid().unwrap_or_default();
+    let status = pod.status.iter();
+    let all = status.flat_map(|s| {
+        let all = [&s.container_statuses, &s.init_container_statuses];
+        all.into_iter().flatten().flatten()
+    });
+    let known = all.filter_map(|c| {
+        // (As in `containerd://ID`.)
+        let (_, id) = c.container_id.as_ref()?.split_once("://")?;
+        let at = Where {
+            namespace: pod.namespace().unwrap_or_default(),
+            pod: pod.name_any(),
+            container: c.name.clone(),
+            sandbox: uid.clone(),
+            id: id.to_owned(),
+        };
+        Some((id.to_owned(), at))
+    });
+    known.collect()
+}
+
 /// Names of a pod's init containers, without those that go on beside the others.
 pub fn init_containers(pod: &PodSpec) -> Vec<String> {
     let all = pod.init_containers.iter().flatten();
@@ -217,6 +247,26 @@ enum Change<V> {
     /// This is all that there is.
     All(BTreeMap<String, V>),
     One(String, Option<V>),
+}
+
+impl<A, B> Change<(A, B)> {
+    /// The same of two tables.
+    fn split(self) -> (Change<A>, Change<B>) {
+        match self {
+            Change::All(all) => {
+                let (mut a, mut b) = (BTreeMap::new(), BTreeMap::new());
+                for (key, (x, y)) in all {
+                    a.insert(key.clone(), x);
+                    b.insert(key, y);
+                }
+                (Change::All(a), Change::All(b))
+            }
+            Change::One(key, value) => {
+                let (x, y) = value.unzip();
+                (Change::One(key.clone(), x), Change::One(key, y))
+            }
+        }
+    }
 }
 
 impl<V> Change<V> {
@@ -368,6 +418,42 @@ mod tests {
         let at = IpAddr::from([10, 1, 0, 7]);
         assert_eq!(nodes.owner(at).as_deref(), Some("node-00008.example"));
         assert!(after[1] - before[0] < 192, "{before:?} {after:?}");
+    }
+
+    #[test]
+    fn whose_container_it_is() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "web-0", "namespace": "shop", "uid": "u"},
+            "status": {
+                "containerStatuses": [
+                    {"name": "main", "containerID": "containerd://c1", "image": "", "imageID": "",
+                     "ready": true, "restartCount": 0},
+                    {"name": "waits", "image": "", "imageID": "", "ready": false, "restartCount": 0},
+                ],
+                "initContainerStatuses": [
+                    {"name": "before", "containerID": "cri-o://c2", "image": "", "imageID": "",
+                     "ready": true, "restartCount": 0},
+                ],
+            },
+        }))
+        .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let learnt = Learnt::kept_in(dir.path().join("c"));
+        let told = |pod: Option<&Pod>| {
+            let value = pod.map(|p| (Vec::<String>::new(), containers(p)));
+            let (_, containers) = Change::One("u".into(), value).split();
+            containers.make(&mut learnt.containers.lock());
+        };
+        told(Some(&pod));
+        let at = learnt.container("c1").unwrap();
+        assert_eq!(
+            (&*at.namespace, &*at.pod, &*at.container),
+            ("shop", "web-0", "main")
+        );
+        assert_eq!(learnt.container("c2").unwrap().container, "before");
+        assert_eq!(learnt.container("c3"), None);
+        told(None);
+        assert_eq!(learnt.container("c1"), None);
     }
 
     #[test]

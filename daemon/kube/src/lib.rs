@@ -29,12 +29,14 @@ pub use learn::init_containers;
 pub use nodes::Nodes;
 
 use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, Ordering::*};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use underpass_admin::Where;
 use underpass_pods::cluster::Cluster;
 
 /// Pause before another try where no client can be made.
@@ -82,6 +84,8 @@ pub struct Learnt {
     cluster: Mutex<Cluster>,
     /// Where it is kept.
     file: PathBuf,
+    /// Containers of this node's pods: by the pods' uids, then by their own ids.
+    containers: Mutex<BTreeMap<String, HashMap<String, Where>>>,
     /// Bits of [`Watched`].
     watching: AtomicU8,
 }
@@ -103,12 +107,19 @@ impl Learnt {
         Learnt {
             cluster: Mutex::new(cluster),
             file,
+            containers: Mutex::default(),
             watching: AtomicU8::new(0),
         }
     }
 
     pub fn with<R>(&self, f: impl FnOnce(&Cluster) -> R) -> R {
         f(&self.cluster.lock())
+    }
+
+    /// Whose a container is.
+    pub fn container(&self, id: &str) -> Option<Where> {
+        let all = self.containers.lock();
+        all.values().find_map(|pod| pod.get(id)).cloned()
     }
 
     /// May the pod still become known? The runtime may ask about a pod before the watch has told of it.

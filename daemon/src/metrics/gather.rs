@@ -35,6 +35,8 @@ pub(crate) struct Ready {
     pub proof: bool,
     /// The container runtime has registered the daemon, or the configuration names none.
     pub runtime: bool,
+    /// The same of the kubelet, as that of a CSI driver.
+    pub kubelet: bool,
 }
 
 /// What the core and its helpers know at one moment.
@@ -93,6 +95,8 @@ fn ready(shared: &Shared) -> Ready {
     Ready {
         proof: c.proof.active() || !c.config.proof.bpf,
         runtime: c.pods.is_registered() || c.config.pods.nri.as_os_str().is_empty(),
+        kubelet: c.config.csi.kubelet.as_os_str().is_empty()
+            || c.csi.as_ref().is_some_and(|d| d.is_registered()),
     }
 }
 

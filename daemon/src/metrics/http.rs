@@ -250,6 +250,10 @@ impl Server {
                 ready.runtime,
                 "the container runtime has not registered the daemon",
             ),
+            (
+                ready.kubelet,
+                "the kubelet has not registered the CSI driver",
+            ),
         ];
         let missing: Vec<&str> = all.iter().filter(|a| !a.0).map(|a| a.1).collect();
         match missing.is_empty() {

@@ -3,7 +3,9 @@
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use underpass_admin::{proc, PodRow, Where};
+use underpass_kube::Learnt;
 use underpass_nri::messages::{Container, PodSandbox};
 use underpass_pods::policy::Decision;
 
@@ -14,6 +16,8 @@ const ID_DIGITS: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     tables: Mutex<Tables>,
+    /// What the Kubernetes API says of them, for runtimes that tell nothing.
+    learnt: OnceLock<Arc<Learnt>>,
     /// Has the runtime registered us, on a connection that lasts?
     registered: AtomicBool,
     injected: AtomicU64,
@@ -70,6 +74,11 @@ impl Tables {
 }
 
 impl Known {
+    /// Once: who knows of containers that the runtime has not told of.
+    pub(crate) fn ask_also(&self, learnt: Arc<Learnt>) {
+        let _ = self.learnt.set(learnt); // (the first stays)
+    }
+
     /// All that there is. What was decided when a container was made is kept, with the reason.
     pub(crate) fn replace(
         &self,
@@ -152,13 +161,14 @@ impl Known {
     pub(crate) fn of_cgroup(&self, text: &str) -> Option<Where> {
         let t = self.tables.lock();
         // (Containers may have containers of their own: the runtime's is the first that it knows.)
-        let (id, c) = ids(text).find_map(|id| Some((id, t.containers.get(id)?)))?;
-        Some(t.at(id, c))
+        let told = ids(text).find_map(|id| Some(t.at(id, t.containers.get(id)?)));
+        let learnt = || ids(text).find_map(|id| self.learnt.get()?.container(id));
+        told.or_else(learnt)
     }
 
     /// Whose container a process is in that was there at tick `then` (a later one may have got its number).
     pub(crate) fn of_process(&self, pid: u32, then: u64) -> Option<Where> {
-        if self.tables.lock().containers.is_empty() {
+        if self.tables.lock().containers.is_empty() && self.learnt.get().is_none() {
             return None;
         }
         let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
