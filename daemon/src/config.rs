@@ -6,7 +6,6 @@ use crate::pairing::bpf::ProofConfig;
 use lane::abi::{RING_LOG2_MAX, RING_LOG2_MIN};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
-use underpass_admin::certificate::valid_name;
 use underpass_csi::CsiConfig;
 use underpass_pods::policy::PodsConfig;
 use underpass_webhook::WebhookConfig;
@@ -296,9 +295,6 @@ impl Config {
         if k.nodes && !self.peer.is_empty() {
             return Err(Error::Peers);
         }
-        if k.nodes && !valid_name(&node) {
-            return Err(directory::Error::Name(node).into());
-        }
         self.control_port().map(|_| ())
     }
 
@@ -402,10 +398,6 @@ mod tests {
             assert!(e.contains(why), "{e}");
         };
         wrong(&cluster.replace("api = true", ""), "needs kubernetes.api");
-        wrong(
-            &cluster.replace("'a'", "'10.0.0.1'"),
-            "node name `10.0.0.1`",
-        );
         wrong(&format!("{cluster}{}", &peers[16..]), "[[peer]] must go");
         wrong(
             &format!("{cluster}[node]\ncontrol = 'x'"),

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{signal, SignalKind};
+use underpass_admin::certificate::valid_name;
 use underpass_admin::{ADMIN_SOCK, CONTROL_SOCK};
 use underpass_ibv::Ibv;
 use underpass_kube::{Certificates, Learnt, Nodes, Others, Teller};
@@ -257,7 +258,7 @@ impl Pods {
         if config.kubernetes.api {
             known.ask_also(learnt.clone());
         }
-        if !config.csi.kubelet.as_os_str().is_empty() && made.is_ok() {
+        if !config.csi.kubelet.as_os_str().is_empty() {
             serve_kubelet(core, config);
         }
         let begun = match pods.nri.as_os_str().is_empty() {
@@ -271,24 +272,30 @@ impl Pods {
     }
 }
 
-/// Serves the kubelet as a CSI driver, from when what it mounts is there.
+/// Serves the kubelet as a CSI driver. Whatever is wrong with what it mounts: pods whose volumes are mounted have to end.
 fn serve_kubelet(core: &Shared, config: &Config) {
-    let (pods, csi, node) = (
-        config.pods.clone(),
-        config.csi.clone(),
-        config.kubernetes.node(),
-    );
+    let config = config.clone();
     let core = core.clone();
     tokio::task::spawn_local(async move {
-        let filled = tokio::task::spawn_blocking(move || place::fill(&pods).map(|()| pods.dir));
-        let begun = match filled.await {
-            Ok(Ok(dir)) => underpass_csi::start(&csi, dir, node).map_err(|e| e.to_string()),
-            Ok(Err(e)) => Err(e.to_string()),
-            Err(e) => Err(e.to_string()),
-        };
-        match begun {
-            Ok(driver) => core.borrow_mut().csi = Some(driver),
-            Err(e) => tracing::error!("no pod gets the shim by a CSI volume: {e}"),
+        let pods = config.pods.clone();
+        let fill = move || place::fill(&pods).and_then(|()| place::look(&pods.dir));
+        match tokio::task::spawn_blocking(fill).await {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => tracing::error!("pods have no use of their CSI volumes: {e}"),
+            Err(e) => tracing::error!("pods have no use of their CSI volumes: {e}"),
+        }
+        let mut said = String::new();
+        loop {
+            let (dir, node) = (config.pods.dir.clone(), config.kubernetes.node());
+            match underpass_csi::start(&config.csi, dir, node) {
+                Ok(driver) => return core.borrow_mut().csi = Some(driver),
+                Err(e) if e.to_string() == said => {}
+                Err(e) => {
+                    tracing::error!("no pod gets the shim by a CSI volume: {e}; trying again");
+                    said = e.to_string();
+                }
+            }
+            tokio::time::sleep(SWEEP).await;
         }
     });
 }
@@ -335,6 +342,11 @@ fn ask_cluster(config: &Config) -> Cluster {
 fn directory(config: &Config, cluster: &Cluster) -> Option<Rc<dyn Directory>> {
     if let Some(nodes) = &cluster.nodes {
         let (own, port) = (config.kubernetes.node(), config.control_port().ok()?);
+        if !valid_name(&own) {
+            // (Some clusters name their nodes by address, and no certificate carries that as a name.)
+            tracing::error!("no lanes to other nodes: node name `{own}` is no DNS name");
+            return None;
+        }
         let d = ClusterDirectory::new(own.as_str().into(), nodes.clone(), port);
         return Some(Rc::new(d));
     }

@@ -5,6 +5,9 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::pem::Pem;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+/// Certificates become valid so many seconds before they are made, because clocks differ.
+pub const EARLIER_S: i64 = 3600;
+
 /// What a certificate says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {

@@ -22,10 +22,10 @@ use rcgen::{
     DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
 };
 use time::{Duration, OffsetDateTime};
-use underpass_admin::certificate::{facts_of_pem, Facts};
+use underpass_admin::certificate::{facts_of_pem, Facts, EARLIER_S};
 
 /// Certificates become valid a little before they are made, because clocks differ.
-pub const EARLIER: Duration = Duration::hours(1);
+pub const EARLIER: Duration = Duration::seconds(EARLIER_S);
 
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]

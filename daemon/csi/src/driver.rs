@@ -110,6 +110,12 @@ impl Driver {
             let why = format!("{NAME} has ephemeral volumes only: they are written inside a pod");
             return Err(Status::invalid_argument(why));
         }
+        // The kubelet then has the runtime mount it so in each container. What is read-only at the target alone is not so in a
+        // container: newer runtimes mount there as the pod says, and the shim is all pods'.
+        if !volume.readonly {
+            let why = "the volume is read-only: `csi: {driver: csi.underpass.io, readOnly: true}`";
+            return Err(Status::invalid_argument(why));
+        }
         match &volume.capability {
             Some(c) if c.block.is_some() => {
                 return Err(Status::invalid_argument("it is no block device"));

@@ -83,6 +83,9 @@ pub struct Publish {
     /// As what.
     #[prost(message, optional, tag = "5")]
     pub capability: Option<Capability>,
+    /// Not to be written to.
+    #[prost(bool, tag = "6")]
+    pub readonly: bool,
     /// Attributes of the volume, and who the pod is.
     #[prost(btree_map = "string, string", tag = "8")]
     pub context: BTreeMap<String, String>,

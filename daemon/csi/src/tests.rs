@@ -122,6 +122,7 @@ fn volume(target: &Path) -> Publish {
             block: None,
             mount: Some(Empty {}),
         }),
+        readonly: true,
         context: BTreeMap::from([("csi.storage.k8s.io/ephemeral".into(), "true".into())]),
     }
 }
@@ -249,6 +250,11 @@ async fn what_is_refused() {
         ..volume(&good)
     };
     assert_eq!(code(driver.publish(none).await), Code::InvalidArgument);
+    let writable = Publish {
+        readonly: false,
+        ..volume(&good)
+    };
+    assert_eq!(code(driver.publish(writable).await), Code::InvalidArgument);
     let k = config.kubelet.display();
     for bad in [
         "/etc".to_owned(),

@@ -42,6 +42,10 @@ enum Error {
     NoAnswer,
     #[error("refused: {0}")]
     Refused(String),
+    #[error("the request was removed")]
+    Gone,
+    #[error("the answer is signed by nobody who is trusted, or not valid now: does this node's clock go right?")]
+    Useless,
     #[error("the answer is no certificate")]
     NoCertificate,
     #[error(transparent)]
@@ -55,6 +59,7 @@ pub(super) async fn keep(client: Client, node: &str, to: &Certificates) {
     let mut published = pin!(watcher(maps, config).default_backoff().applied_objects());
     let mut trusted = fs::read_to_string(&to.ca).unwrap_or_default();
     let (mut pause, mut next) = (AGAIN, tokio::time::Instant::now());
+    let mut asked = None;
     loop {
         tokio::select! {
             map = published.next() => match map {
@@ -67,7 +72,7 @@ pub(super) async fn keep(client: Client, node: &str, to: &Certificates) {
                 None => return,
             },
             () = tokio::time::sleep_until(next) => {
-                next += match renew(&client, node, to, &trusted).await {
+                next += match renew(&client, node, to, &trusted, &mut asked).await {
                     Ok(()) => {
                         pause = AGAIN;
                         LOOK
@@ -106,7 +111,20 @@ fn lasts(f: &Facts, node: &str, trusted: &str, now: i64) -> bool {
             .any(|ca| ca.subject == f.issuer)
 }
 
-async fn renew(client: &Client, node: &str, to: &Certificates, trusted: &str) -> Result<(), Error> {
+/// A request without an answer, and its key.
+struct Asked {
+    name: String,
+    key: String,
+}
+
+/// Asks for a certificate if it is time, and goes on waiting for one that was asked for before.
+async fn renew(
+    client: &Client,
+    node: &str,
+    to: &Certificates,
+    trusted: &str,
+    asked: &mut Option<Asked>,
+) -> Result<(), Error> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.map_or(0, |d| i64::try_from(d.as_secs()).unwrap_or(i64::MAX));
     let have = fs::read_to_string(&to.cert).ok();
@@ -115,9 +133,22 @@ async fn renew(client: &Client, node: &str, to: &Certificates, trusted: &str) ->
     if trusted.is_empty() || (fits && to.key.exists()) {
         return Ok(()); // (nobody is trusted yet: the signer has not begun)
     }
-    let (request, key) = Request::make(node)?;
-    let cert = ask(client, request).await?;
-    facts_of_pem(&cert).ok_or(Error::NoCertificate)?;
+    let a = match asked.take() {
+        Some(a) => a,
+        None => ask(client, node).await?,
+    };
+    let a = asked.insert(a);
+    let cert = wait(client, &a.name).await;
+    if matches!(cert, Err(Error::NoAnswer | Error::Api(_) | Error::Wait(_))) {
+        return cert.map(drop); // it may still be answered
+    }
+    let key = std::mem::take(&mut a.key);
+    *asked = None;
+    let cert = cert?;
+    let facts = facts_of_pem(&cert).ok_or(Error::NoCertificate)?;
+    if !lasts(&facts, node, trusted, now) {
+        return Err(Error::Useless);
+    }
     // The key first: whoever finds a certificate finds its key.
     put(&to.key, &key, 0o600)?;
     put(&to.cert, &cert, 0o644)?;
@@ -125,8 +156,10 @@ async fn renew(client: &Client, node: &str, to: &Certificates, trusted: &str) ->
     Ok(())
 }
 
-async fn ask(client: &Client, request: String) -> Result<String, Error> {
+async fn ask(client: &Client, node: &str) -> Result<Asked, Error> {
+    let (request, key) = Request::make(node)?;
     let all: Api<CertificateSigningRequest> = Api::all(client.clone());
+    let usages = ["digital signature", "server auth", "client auth"];
     let request = CertificateSigningRequest {
         metadata: ObjectMeta {
             generate_name: Some("underpass-".into()),
@@ -135,22 +168,23 @@ async fn ask(client: &Client, request: String) -> Result<String, Error> {
         spec: CertificateSigningRequestSpec {
             request: ByteString(request.into_bytes()),
             signer_name: SIGNER.into(),
-            usages: Some(
-                ["digital signature", "server auth", "client auth"]
-                    .map(Into::into)
-                    .into(),
-            ),
+            usages: Some(usages.map(Into::into).into()),
             ..CertificateSigningRequestSpec::default()
         },
         status: None,
     };
     let made = all.create(&PostParams::default(), &request).await?;
     let name = made.name_any();
+    Ok(Asked { name, key })
+}
+
+async fn wait(client: &Client, name: &str) -> Result<String, Error> {
+    let all: Api<CertificateSigningRequest> = Api::all(client.clone());
     let answered = |r: Option<&CertificateSigningRequest>| r.is_none_or(|r| answer(r).is_some());
-    let waited = tokio::time::timeout(ANSWER, await_condition(all, &name, answered)).await;
+    let waited = tokio::time::timeout(ANSWER, await_condition(all, name, answered)).await;
     let request = waited.map_err(|_| Error::NoAnswer)??;
-    let request = request.ok_or(Error::NoAnswer)?;
-    answer(&request).ok_or(Error::NoAnswer)?
+    let request = request.ok_or(Error::Gone)?;
+    answer(&request).unwrap_or(Err(Error::NoAnswer))
 }
 
 fn answer(r: &CertificateSigningRequest) -> Option<Result<String, Error>> {

@@ -1,6 +1,6 @@
 //! Watches.
 
-use super::nodes::{Nodes, Placed};
+use super::nodes::{usable, NodeAt, Nodes, Placed};
 use super::{Learnt, Watched};
 use futures_util::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, PodSpec};
@@ -94,12 +94,12 @@ pub(super) async fn nodes(client: Client, nodes: &Nodes) {
     follow(
         events,
         "nodes",
-        |n| Some(node_addresses(n)),
+        |n| Some(node_at(n)),
         |n| n.name_any(),
         |_| {},
         |told| match list.take(told) {
             Some(Change::All(all)) => nodes.set_nodes(&all),
-            Some(Change::One(name, addresses)) => nodes.set_node(&name, addresses.as_deref()),
+            Some(Change::One(name, node)) => nodes.set_node(&name, node.as_ref()),
             None => {}
         },
     )
@@ -136,15 +136,23 @@ async fn follow_places(events: impl Stream<Item = watcher::Result<Event<Pod>>>, 
     .await;
 }
 
-/// Its addresses, the one within the cluster first.
-fn node_addresses(node: &Node) -> Vec<IpAddr> {
+/// Where it is, the address within the cluster first, and since when it is a node.
+fn node_at(node: &Node) -> NodeAt {
     let status = node.status.iter();
     let all = status.flat_map(|s| s.addresses.iter().flatten());
     let of = |kind: &'static str| {
         let all = all.clone().filter(move |a| a.type_ == kind);
         all.filter_map(|a| a.address.parse().ok())
     };
-    of("InternalIP").chain(of("ExternalIP")).collect()
+    let all: Vec<IpAddr> = of("InternalIP").chain(of("ExternalIP")).collect();
+    NodeAt {
+        addresses: usable(&all).collect(),
+        since: node
+            .metadata
+            .creation_timestamp
+            .as_ref()
+            .map_or(0, |t| t.0.as_second()),
+    }
 }
 
 /// Where it is and what addresses it has; `None`: none of its own.
@@ -384,10 +392,14 @@ mod tests {
             status.pod_ip = Some(ip(n + 65_536 * generation));
             p
         };
-        let all: BTreeMap<String, Vec<IpAddr>> = (0..NODES)
+        let all: BTreeMap<String, NodeAt> = (0..NODES)
             .map(|n| {
                 let ip = std::net::Ipv4Addr::from(0xac10_0000 + n);
-                (format!("node-{n:05}.example"), vec![ip.into()])
+                let node = NodeAt {
+                    addresses: vec![ip.into()],
+                    since: 1,
+                };
+                (format!("node-{n:05}.example"), node)
             })
             .collect();
         let before = resident();
@@ -459,7 +471,7 @@ mod tests {
     #[test]
     fn where_a_node_is() {
         let node: Node = serde_json::from_value(json!({
-            "metadata": {"name": "a"},
+            "metadata": {"name": "a", "creationTimestamp": "1970-01-01T00:01:00Z"},
             "status": {"addresses": [
                 {"type": "Hostname", "address": "10.9.9.9"},
                 {"type": "ExternalIP", "address": "192.0.2.1"},
@@ -468,10 +480,9 @@ mod tests {
             ]},
         }))
         .unwrap();
-        let all: Vec<String> = node_addresses(&node)
-            .iter()
-            .map(|a| a.to_string())
-            .collect();
+        let NodeAt { addresses, since } = node_at(&node);
+        let all: Vec<String> = addresses.iter().map(|a| a.to_string()).collect();
         assert_eq!(all, ["10.0.0.1", "fd00::1", "192.0.2.1"]);
+        assert_eq!(since, 60);
     }
 }

@@ -26,7 +26,7 @@ mod nodes;
 mod tell;
 
 pub use learn::init_containers;
-pub use nodes::Nodes;
+pub use nodes::{NodeAt, Nodes};
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};

@@ -9,6 +9,7 @@
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -24,6 +25,15 @@ pub(super) struct Placed {
     pub told: Vec<IpAddr>,
     /// Those that stand in its annotation.
     pub written: Vec<IpAddr>,
+}
+
+/// A node as the API has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeAt {
+    /// The first is where its daemon is found.
+    pub addresses: Vec<IpAddr>,
+    /// When it was made there, in seconds since 1970. One that is removed and made again is another node.
+    pub since: i64,
 }
 
 /// How certain it is that an address is a node's. The smaller ones count first.
@@ -42,8 +52,8 @@ struct Pod {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Addresses of the nodes that there are. The first is where the node's daemon is found.
-    nodes: BTreeMap<Arc<str>, Vec<IpAddr>>,
+    /// The nodes that there are.
+    nodes: BTreeMap<Arc<str>, NodeAt>,
     /// Numbers of all nodes that were ever spoken of, and their names by number.
     numbers: HashMap<Arc<str>, u32>,
     names: Vec<Arc<str>>,
@@ -58,6 +68,8 @@ struct State {
 pub struct Nodes {
     state: RwLock<State>,
     changes: watch::Sender<u64>,
+    /// How often nodes have changed.
+    generation: AtomicU64,
 }
 
 /// Can an address be anybody's in particular?
@@ -69,7 +81,8 @@ fn counts(ip: &IpAddr) -> bool {
     !(link_local || ip.is_loopback() || ip.is_unspecified() || ip.is_multicast())
 }
 
-fn usable(all: &[IpAddr]) -> impl Iterator<Item = IpAddr> + '_ {
+/// Those of an object that count.
+pub(super) fn usable(all: &[IpAddr]) -> impl Iterator<Item = IpAddr> + '_ {
     let all = all.iter().map(IpAddr::to_canonical).filter(counts);
     all.take(ADDRESSES_MAX)
 }
@@ -99,17 +112,16 @@ impl State {
         }
     }
 
-    fn set_node(&mut self, name: &str, addresses: Option<&[IpAddr]>) {
+    fn set_node(&mut self, name: &str, node: Option<&NodeAt>) {
         let number = self.number(name);
-        for ip in self.nodes.remove(name).unwrap_or_default() {
+        for ip in self.nodes.remove(name).unwrap_or_default().addresses {
             self.withdraw((ip, Word::Told, number));
         }
-        let Some(addresses) = addresses else { return };
-        let all: Vec<IpAddr> = usable(addresses).collect();
-        for ip in &all {
+        let Some(node) = node else { return };
+        for ip in &node.addresses {
             self.claim((*ip, Word::Told, number));
         }
-        self.nodes.insert(name.into(), all);
+        self.nodes.insert(name.into(), node.clone());
     }
 
     fn set_pod(&mut self, uid: &str, placed: Option<&Placed>) {
@@ -119,9 +131,7 @@ impl State {
             }
         }
         let Some(p) = placed else { return };
-        let told = usable(&p.told).map(|ip| (Word::Told, ip));
-        let written = usable(&p.written).map(|ip| (Word::Written, ip));
-        let addresses: Box<[_]> = told.chain(written).collect();
+        let addresses: Box<[_]> = p.words().collect();
         if addresses.is_empty() {
             return;
         }
@@ -132,40 +142,71 @@ impl State {
         self.pods.insert(uid.into(), Pod { node, addresses });
     }
 
-    fn owner(&self, ip: IpAddr) -> Option<&Arc<str>> {
-        for word in [Word::Told, Word::Written] {
-            let mut all = self.claims.range((ip, word, 0)..=(ip, word, u32::MAX));
-            let Some(((_, _, n), _)) = all.next() else {
-                continue;
-            };
-            if all.next().is_some() {
-                return None;
-            }
-            let name = self.names.get(usize::try_from(*n).ok()?)?;
-            return self.nodes.contains_key(name).then_some(name);
+    /// The one node of which this is said, of those that there are.
+    fn whose(&self, ip: IpAddr, word: Word) -> Claimed<'_> {
+        let all = self.claims.range((ip, word, 0)..=(ip, word, u32::MAX));
+        let name = |n: u32| self.names.get(usize::try_from(n).ok()?);
+        let all = all.filter_map(|((_, _, n), _)| name(*n));
+        let mut there = all.filter(|n| self.nodes.contains_key(*n));
+        match (there.next(), there.next()) {
+            (None, _) => Claimed::Unsaid,
+            (Some(n), None) => Claimed::By(n),
+            (Some(_), Some(_)) => Claimed::Disputed,
         }
-        None
+    }
+}
+
+/// Who says that an address is his.
+enum Claimed<'a> {
+    Unsaid,
+    By(&'a Arc<str>),
+    Disputed,
+}
+
+impl Placed {
+    /// Its addresses. What is written counts only of pods that run: these have one that is told.
+    fn words(&self) -> impl Iterator<Item = (Word, IpAddr)> + '_ {
+        let told = usable(&self.told).map(|ip| (Word::Told, ip));
+        let written = usable(&self.written).map(|ip| (Word::Written, ip));
+        told.chain(written.filter(|_| !self.told.is_empty()))
     }
 }
 
 impl Nodes {
     /// Whose address it is, if the API says so, and of one node only.
     pub fn owner(&self, ip: IpAddr) -> Option<Arc<str>> {
-        self.state.read().owner(ip.to_canonical()).cloned()
+        let (state, ip) = (self.state.read(), ip.to_canonical());
+        match state.whose(ip, Word::Told) {
+            Claimed::By(n) => Some(n.clone()),
+            Claimed::Disputed => None,
+            Claimed::Unsaid => match state.whose(ip, Word::Written) {
+                Claimed::By(n) => Some(n.clone()),
+                _ => None,
+            },
+        }
     }
 
-    /// Where the daemon of a node is found; `None`: there is no such node, or it has no address.
-    pub fn address(&self, name: &str) -> Option<IpAddr> {
-        self.state.read().nodes.get(name)?.first().copied()
+    /// The same without what is only written.
+    pub fn told(&self, ip: IpAddr) -> Option<Arc<str>> {
+        match self.state.read().whose(ip.to_canonical(), Word::Told) {
+            Claimed::By(n) => Some(n.clone()),
+            _ => None,
+        }
     }
 
-    /// All nodes that have an address.
-    pub fn all(&self) -> Vec<(Arc<str>, IpAddr)> {
+    pub fn find(&self, name: &str) -> Option<NodeAt> {
+        self.state.read().nodes.get(name).cloned()
+    }
+
+    pub fn all(&self) -> Vec<(Arc<str>, NodeAt)> {
         let state = self.state.read();
         let nodes = state.nodes.iter();
-        nodes
-            .filter_map(|(name, all)| Some((name.clone(), *all.first()?)))
-            .collect()
+        nodes.map(|(name, n)| (name.clone(), n.clone())).collect()
+    }
+
+    /// A number that changes with every change of nodes.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Acquire) // pairs with `change_nodes`
     }
 
     /// A number that changes with every change.
@@ -178,29 +219,30 @@ impl Nodes {
         self.changes.send_modify(|n| *n += 1);
     }
 
+    fn change_nodes(&self, f: impl FnOnce(&mut State)) {
+        f(&mut self.state.write());
+        self.generation.fetch_add(1, Release); // whoever sees it sees the nodes
+        self.changes.send_modify(|n| *n += 1);
+    }
+
     /// Replaces all nodes.
-    pub(super) fn set_nodes(&self, all: &BTreeMap<String, Vec<IpAddr>>) {
-        self.change(|s| {
+    pub(super) fn set_nodes(&self, all: &BTreeMap<String, NodeAt>) {
+        self.change_nodes(|s| {
             let old: Vec<Arc<str>> = s.nodes.keys().cloned().collect();
             for name in old.iter().filter(|n| !all.contains_key(&***n)) {
                 s.set_node(name, None);
             }
-            for (name, addresses) in all {
-                s.set_node(name, Some(addresses));
+            for (name, node) in all {
+                s.set_node(name, Some(node));
             }
         });
     }
 
     /// `None`: the node is gone. A kubelet tells its node's state again and again: what is as it was is no change.
-    pub(super) fn set_node(&self, name: &str, addresses: Option<&[IpAddr]>) {
-        let same = {
-            let s = self.state.read();
-            let old = s.nodes.get(name);
-            let new: Option<Vec<IpAddr>> = addresses.map(|a| usable(a).collect());
-            old == new.as_ref()
-        };
+    pub(super) fn set_node(&self, name: &str, node: Option<&NodeAt>) {
+        let same = self.state.read().nodes.get(name) == node;
         if !same {
-            self.change(|s| s.set_node(name, addresses));
+            self.change_nodes(|s| s.set_node(name, node));
         }
     }
 
@@ -224,11 +266,7 @@ impl Nodes {
 
     fn has(&self, uid: &str, placed: Option<&Placed>) -> bool {
         let s = self.state.read();
-        let wanted = placed.map(|p| {
-            let told = usable(&p.told).map(|ip| (Word::Told, ip));
-            let written = usable(&p.written).map(|ip| (Word::Written, ip));
-            (p.node.as_str(), told.chain(written).collect::<Vec<_>>())
-        });
+        let wanted = placed.map(|p| (p.node.as_str(), p.words().collect::<Vec<_>>()));
         let wanted = wanted.filter(|(_, all)| !all.is_empty());
         let name = |n: u32| s.names.get(usize::try_from(n).unwrap_or(usize::MAX));
         match (s.pods.get(uid), wanted) {
@@ -258,10 +296,17 @@ mod tests {
         }
     }
 
+    fn at(all: &[&str]) -> NodeAt {
+        NodeAt {
+            addresses: all.iter().map(|s| ip(s)).collect(),
+            since: 1,
+        }
+    }
+
     fn two() -> Nodes {
         let n = Nodes::default();
-        n.set_node("a", Some(&[ip("10.0.0.1"), ip("fd00::1")]));
-        n.set_node("b", Some(&[ip("10.0.0.2")]));
+        n.set_node("a", Some(&at(&["10.0.0.1", "fd00::1"])));
+        n.set_node("b", Some(&at(&["10.0.0.2"])));
         n
     }
 
@@ -286,7 +331,7 @@ mod tests {
         ] {
             assert_eq!(owner(&n, at), whose, "{at}");
         }
-        assert_eq!(n.address("a"), Some(ip("10.0.0.1")));
+        assert_eq!(n.find("a"), Some(at(&["10.0.0.1", "fd00::1"])));
         assert_eq!(n.all().len(), 2);
         // The pod goes, another one gets its address on the other node.
         n.set_pod("1", None);
@@ -296,7 +341,10 @@ mod tests {
         // Without its node a pod's address is nobody's.
         n.set_node("b", None);
         assert_eq!(owner(&n, "10.1.0.5"), "");
-        assert_eq!(n.address("b"), None);
+        assert_eq!(n.find("b"), None);
+        // (And nobody has to share with it.)
+        n.set_pod("4", Some(&placed("a", &["10.1.0.5"], &[])));
+        assert_eq!(owner(&n, "10.1.0.5"), "a");
     }
 
     #[test]
@@ -326,6 +374,16 @@ mod tests {
         assert_eq!(owner(&n, "127.0.0.1"), "");
         n.set_pod("2", Some(&placed("b", &["10.1.0.6"], &["192.168.0.5"])));
         assert_eq!(owner(&n, "192.168.0.5"), "");
+        // A pod that never ran has no address.
+        n.set_pod(
+            "2",
+            Some(&placed("b", &[], &["192.168.0.5", "192.168.0.9"])),
+        );
+        assert_eq!(owner(&n, "192.168.0.5"), "a");
+        assert_eq!(owner(&n, "192.168.0.9"), "");
+        // Whoever looks for an address is not led by it.
+        assert_eq!(n.told(ip("192.168.0.5")), None);
+        assert_eq!(n.told(ip("10.1.0.5")).as_deref(), Some("a"));
     }
 
     #[test]
@@ -336,7 +394,8 @@ mod tests {
         let changes = n.changes();
         let before = *changes.borrow();
         n.set_pod("1", Some(&p));
-        n.set_node("b", Some(&[ip("10.0.0.2")]));
+        let generation = n.generation();
+        n.set_node("b", Some(&at(&["10.0.0.2"])));
         n.set_pod("9", None);
         n.set_pod("9", Some(&placed("a", &[], &[])));
         n.set_node("c", None);
@@ -344,6 +403,13 @@ mod tests {
         n.set_pod("1", Some(&placed("b", &["10.1.0.5"], &["192.168.0.5"])));
         assert_eq!(*changes.borrow(), before + 1);
         assert_eq!(owner(&n, "10.1.0.5"), "b");
+        assert_eq!(n.generation(), generation);
+        let again = NodeAt {
+            since: 2,
+            ..at(&["10.0.0.2"])
+        };
+        n.set_node("b", Some(&again));
+        assert_eq!(n.generation(), generation + 1);
     }
 
     proptest! {
@@ -352,8 +418,8 @@ mod tests {
         fn only_what_is_there_counts(
             steps in prop::collection::vec((0u8..6, 0u8..3, 0u8..8, 0u8..8, any::<bool>()), 0..40)
         ) {
-            let nodes: BTreeMap<String, Vec<IpAddr>> = (0..3u8)
-                .map(|n| (format!("n{n}"), vec![IpAddr::from([10, 9, 0, n])]))
+            let nodes: BTreeMap<String, NodeAt> = (0..3u8)
+                .map(|n| (format!("n{n}"), at(&[&format!("10.9.0.{n}")])))
                 .collect();
             let (one, listed) = (Nodes::default(), Nodes::default());
             one.set_nodes(&nodes);
@@ -374,7 +440,7 @@ mod tests {
                 let there = pods.keys().map(|uid: &String| uid.as_str().into()).collect();
                 listed.keep_pods(&there);
                 for last in 0..8 {
-                    let at = IpAddr::from([10, 1, 0, last]);
+                    let at: IpAddr = IpAddr::from([10, 1, 0, last]);
                     prop_assert_eq!(one.owner(at), listed.owner(at));
                     let told: std::collections::BTreeSet<&str> = pods
                         .values()

@@ -47,8 +47,8 @@ impl Kept {
         })
     }
 
-    /// What there is to be from now on.
-    pub(super) fn step(mut self, now: OffsetDateTime) -> Result<Kept, Error> {
+    /// What there is to be from now on. `known`: what nodes are told to trust now.
+    pub(super) fn step(mut self, known: &str, now: OffsetDateTime) -> Result<Kept, Error> {
         let t = now.unix_timestamp();
         let current = facts(&self.current.cert)?;
         if self.next.is_none() && current.not_after - t < NEXT_BEFORE.whole_seconds() {
@@ -56,7 +56,8 @@ impl Kept {
         }
         if let Some(next) = self.next.take() {
             let since = t - made(&facts(&next.cert)?);
-            if since >= KNOWN.whole_seconds() || current.not_after <= t {
+            let is_known = known.contains(next.cert.trim_end());
+            if (is_known && since >= KNOWN.whole_seconds()) || current.not_after <= t {
                 let was = std::mem::replace(&mut self.current, next);
                 self.old = Some(was.cert);
             } else {
@@ -131,7 +132,7 @@ mod tests {
         // Two years, hour by hour. A node trusts what was published an hour ago.
         for hour in 0..2 * 365 * 24 {
             let now = start + Duration::hours(hour);
-            kept = kept.step(now).unwrap();
+            kept = kept.clone().step(&kept.trusted(), now).unwrap();
             let current = kept.current.cert.trim_end().to_owned();
             for c in kept
                 .trusted()
@@ -164,15 +165,19 @@ mod tests {
         let start = OffsetDateTime::now_utc();
         let first = Kept::new(start).unwrap();
         let at = |d: Duration| start + CA_LIFE - NEXT_BEFORE + d;
-        let kept = first.clone().step(at(Duration::minutes(1))).unwrap();
+        let step = |k: Kept, d: Duration| k.clone().step(&k.trusted(), at(d)).unwrap();
+        let kept = step(first.clone(), Duration::minutes(1));
         assert_eq!(kept.current, first.current);
         assert_eq!(count(&kept.trusted()), 2);
-        let kept = kept.step(at(Duration::minutes(62))).unwrap();
+        // Not before nodes are told of it.
+        let early = kept.clone().step("", at(Duration::minutes(62))).unwrap();
+        assert_eq!(early.current, first.current);
+        let kept = step(kept, Duration::minutes(62));
         assert_ne!(kept.current, first.current);
         assert!(kept.trusted().contains(first.current.cert.trim_end()));
-        let kept = kept.step(at(Duration::minutes(60) + LIFE)).unwrap();
+        let kept = step(kept, Duration::minutes(60) + LIFE);
         assert!(kept.trusted().contains(first.current.cert.trim_end()));
-        let kept = kept.step(at(Duration::hours(4) + LIFE)).unwrap();
+        let kept = step(kept, Duration::hours(4) + LIFE);
         assert_eq!(count(&kept.trusted()), 1);
     }
 

@@ -5,7 +5,7 @@ use super::{Error, Options};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::ByteString;
 use kube::api::PostParams;
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
 use std::collections::BTreeMap;
 use time::OffsetDateTime;
 use underpass_kube::CA_FILE;
@@ -18,11 +18,15 @@ pub(super) async fn tend(
 ) -> Result<Kept, Error> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &options.namespace);
     let secret = secrets.get(&options.secret).await?;
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &options.namespace);
+    let map = maps.get(&options.config_map).await?;
+    let known = map.data.as_ref().and_then(|d| d.get(CA_FILE));
+    let known = known.map_or("", String::as_str);
     let (was, kept) = match secret.data.as_ref().is_none_or(|d| d.is_empty()) {
         true => (None, Kept::new(now)?),
         false => {
             let was = read(&secret)?;
-            (Some(was.clone()), was.step(now)?)
+            (Some(was.clone()), was.step(known, now)?)
         }
     };
     if was.as_ref() != Some(&kept) {
@@ -33,7 +37,7 @@ pub(super) async fn tend(
         let what = if was.is_none() { "a new" } else { "another" };
         tracing::info!("{what} CA is in Secret {}", options.secret);
     }
-    publish(client, options, &kept.trusted()).await?;
+    publish(&maps, map, &kept.trusted()).await?;
     Ok(kept)
 }
 
@@ -50,14 +54,12 @@ fn write(mut secret: Secret, kept: &Kept) -> Secret {
     secret
 }
 
-async fn publish(client: &Client, options: &Options, trusted: &str) -> Result<(), Error> {
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &options.namespace);
+async fn publish(maps: &Api<ConfigMap>, mut map: ConfigMap, trusted: &str) -> Result<(), Error> {
     let data = BTreeMap::from([(CA_FILE.to_owned(), trusted.to_owned())]);
-    let mut map = maps.get(&options.config_map).await?;
     if map.data.as_ref() != Some(&data) {
         map.data = Some(data);
-        let version = PostParams::default();
-        maps.replace(&options.config_map, &version, &map).await?;
+        let name = map.name_any();
+        maps.replace(&name, &PostParams::default(), &map).await?;
     }
     Ok(())
 }

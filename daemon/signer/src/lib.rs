@@ -41,6 +41,7 @@ use kube::{Api, Client, ResourceExt};
 use std::pin::pin;
 use std::time::Duration;
 use time::OffsetDateTime;
+use tokio::signal::unix::{signal, SignalKind};
 use underpass_certificates::{Authority, Request};
 pub use underpass_kube::SIGNER;
 
@@ -87,7 +88,13 @@ pub fn run(options: Options) -> Result<(), Error> {
         if options.namespace.is_empty() {
             options.namespace = client.default_namespace().to_owned();
         }
-        Signer { client, options }.serve().await;
+        // (In a container it is the first process, which signals without a handler do nothing to. Another signer may have
+        // begun, with another CA.)
+        let mut term = signal(SignalKind::terminate())?;
+        tokio::select! {
+            () = Signer { client, options }.serve() => {}
+            _ = term.recv() => tracing::info!("told to stop"),
+        }
         Ok(())
     })
 }
@@ -147,7 +154,12 @@ impl Signer {
             return Ok(());
         }
         let name = request.name_any();
-        let verdict = match Asker::of(&request, &self.options) {
+        if !judge::is_ours(&request, &self.options) {
+            // (Another release's nodes have a signer of their own.)
+            tracing::debug!("request {name}: not of our daemons' account");
+            return Ok(());
+        }
+        let verdict = match Asker::of(&request) {
             Ok(asker) => {
                 let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.options.namespace);
                 let pod = pods.get_opt(&asker.pod).await?;

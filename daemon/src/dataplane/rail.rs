@@ -133,8 +133,9 @@ pub struct Rails<V: Provider> {
     own: Name,
     /// The next node's number.
     numbers: u32,
-    /// The highest incarnation with a node that is gone: its daemon may be the same when it is back, and still in it.
-    incarnations: u64,
+    /// The last incarnations with nodes that are gone: their daemons may be the same when they are back, and still in
+    /// them. The newest last.
+    former: VecDeque<(Name, u64)>,
     /// Counters of nodes that are gone.
     departed: BTreeMap<devices::Port, engine::Stats>,
     /// When [`Rails::tend`] is due, and until when the rails count as busy.
@@ -203,7 +204,7 @@ impl<V: Provider> Rails<V> {
             names: Arc::default(),
             own: own.clone(),
             numbers: 0,
-            incarnations: 0,
+            former: VecDeque::new(),
             departed: BTreeMap::new(),
             nodes: BTreeMap::new(),
             groups: HashMap::new(),

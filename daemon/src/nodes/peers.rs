@@ -53,6 +53,8 @@ struct Peer {
     channel: Option<Channel>,
     /// Wakes the dialer, so that it tries at once.
     redial: Rc<tokio::sync::Notify>,
+    /// As in the directory.
+    since: i64,
 }
 
 impl Peer {
@@ -69,6 +71,7 @@ impl Peer {
             state,
             channel: None,
             redial: Rc::default(),
+            since: listed.since,
         }
     }
 }
@@ -92,25 +95,30 @@ pub struct Peers {
     peers: BTreeMap<Name, Peer>,
     refused: VecDeque<RefusedState>,
     next: u64,
+    /// Of the directory when it was compared last.
+    generation: Option<u64>,
 }
 
 impl Peers {
     /// `refusal`: why this node makes no lanes to others.
     pub fn new(directory: Rc<dyn Directory>, refusal: Reason) -> Peers {
+        // (Once: it may change meanwhile.)
+        let listed = directory.peers();
+        let names = listed.iter().map(|p| p.name.clone());
         Peers {
             node: NodeState {
                 name: directory.own().to_string(),
                 ..NodeState::default()
             },
-            pairing: Pairing::new(directory.clone(), refusal.code()),
-            peers: directory
-                .peers()
+            pairing: Pairing::new(directory.clone(), names, refusal.code()),
+            peers: listed
                 .iter()
                 .map(|p| (p.name.clone(), Peer::new(p)))
                 .collect(),
             directory,
             refused: VecDeque::new(),
             next: 1,
+            generation: None,
         }
     }
 

@@ -181,12 +181,12 @@ async fn dialer(ctx: Rc<Context>, name: Name) {
     };
     let mut pause = DIAL_BACKOFF_MIN;
     loop {
-        while ctx.up(&name) {
+        // (A node that has gone and come again has a dialer of its own.)
+        let ours = || ctx.redial(&name).is_some_and(|r| Rc::ptr_eq(&r, &redial));
+        while ours() && ctx.up(&name) {
             redial.notified().await;
         }
-        // A node that has gone and come again has a dialer of its own.
-        let same = ctx.redial(&name).is_some_and(|r| Rc::ptr_eq(&r, &redial));
-        let Some(peer) = ctx.directory.find(&name).filter(|_| same) else {
+        let Some(peer) = ctx.directory.find(&name).filter(|_| ours()) else {
             return;
         };
         let begin = Instant::now();

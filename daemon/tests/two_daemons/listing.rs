@@ -35,6 +35,10 @@ impl Directory for Listing {
         }
     }
 
+    fn generation(&self) -> u64 {
+        self.known.get() as u64
+    }
+
     fn owner(&self, ip: IpAddr) -> Owner {
         match (self.file.owner(ip), self.known.get()) {
             (Owner::Peer(_), Known::Name | Known::Nothing) => Owner::Nobody,

@@ -85,10 +85,11 @@ pub(crate) fn container(config: &PodsConfig, spec: &PodSpec, c: &v1::Container) 
     }
 }
 
-/// The name of the pod's volume of the driver.
+/// The name of the pod's volume of the driver, which mounts no other than read-only ones.
 pub(crate) fn volume(spec: &PodSpec) -> Option<&str> {
     let mut all = spec.volumes.iter().flatten();
-    let ours = |v: &&v1::Volume| v.csi.as_ref().is_some_and(|c| c.driver == DRIVER);
+    let is = |c: &v1::CSIVolumeSource| c.driver == DRIVER && c.read_only == Some(true);
+    let ours = |v: &&v1::Volume| v.csi.as_ref().is_some_and(is);
     all.find(ours).map(|v| v.name.as_str())
 }
 

@@ -67,6 +67,9 @@ struct Kind {
     kind: String,
 }
 
+/// Containers or volumes of a pod that is looked at: others wait meanwhile.
+const LIST_MAX: usize = 256;
+
 /// What becomes of a pod: operations of a JSON patch, and what its owner is told.
 #[derive(Debug, Default, PartialEq)]
 pub struct Outcome {
@@ -130,6 +133,16 @@ pub fn outcome(config: &PodsConfig, lookup: &dyn Lookup, namespace: &str, pod: &
     };
     let is_mirror = |a: &std::collections::BTreeMap<_, _>| a.contains_key(MIRROR);
     if pod.metadata.annotations.as_ref().is_some_and(is_mirror) {
+        return outcome;
+    }
+    let lists = [
+        spec.containers.len(),
+        spec.init_containers.as_ref().map_or(0, Vec::len),
+        spec.volumes.as_ref().map_or(0, Vec::len),
+    ];
+    if lists.iter().any(|n| *n > LIST_MAX) {
+        let why = format!("underpass: more than {LIST_MAX} containers or volumes: left alone");
+        outcome.warnings.push(why);
         return outcome;
     }
     let (sandbox, cluster) = pod::sandbox(pod, spec, namespace, lookup);

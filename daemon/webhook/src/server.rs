@@ -21,6 +21,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsAcceptor;
 use underpass_pods::policy::PodsConfig;
@@ -32,6 +33,8 @@ const BODY_MAX: usize = 3 << 20;
 const HANDSHAKE: Duration = Duration::from_secs(5);
 const HEADERS: Duration = Duration::from_secs(90);
 const BODY: Duration = Duration::from_secs(2);
+/// Requests that are read and answered at a time.
+static TURNS: Semaphore = Semaphore::const_new(4);
 /// Connections at a time.
 const CONNECTIONS: usize = 256;
 /// Pause after a connection that could not be accepted.
@@ -149,6 +152,10 @@ async fn answer(hook: &Hook, request: Request<Incoming>) -> Response<Full<Bytes>
 }
 
 async fn mutate(hook: &Hook, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    // (What a body becomes may be a hundred times as large.)
+    let Ok(Ok(_turn)) = tokio::time::timeout(BODY, TURNS.acquire()).await else {
+        return text(StatusCode::SERVICE_UNAVAILABLE, "too many at a time\n");
+    };
     let body = Limited::new(request.into_body(), BODY_MAX).collect();
     let body = match tokio::time::timeout(BODY, body).await {
         Ok(Ok(b)) => b.to_bytes(),

@@ -5,6 +5,9 @@ use super::Rails;
 use crate::nodes::peers::directory::Name;
 use underpass_rdma::verbs::Provider;
 
+/// Nodes that are gone whose incarnations are remembered.
+const FORMER_MAX: usize = 4096;
+
 impl<V: Provider> Rails<V> {
     /// Lanes to this node can be made from now on. (One that was given up may be back before it was forgotten.)
     pub fn node_came(&mut self, name: &Name) {
@@ -14,7 +17,10 @@ impl<V: Provider> Rails<V> {
             return;
         }
         let mut node = Node::new(self.numbers, self.own < *name, &self.system);
-        node.incarnation = self.incarnations + 1;
+        if let Some(at) = self.former.iter().position(|f| f.0 == *name) {
+            let former = self.former.remove(at);
+            node.incarnation = former.map_or(1, |f| f.1 + 1);
+        }
         self.numbers += 1;
         self.nodes.insert(name.clone(), node);
         self.add_ports(name);
@@ -44,7 +50,10 @@ impl<V: Provider> Rails<V> {
         let all: Vec<Name> = all.map(|(name, _)| name.clone()).collect();
         for name in &all {
             if let Some(mut n) = self.nodes.remove(name) {
-                self.incarnations = self.incarnations.max(n.incarnation);
+                if self.former.len() == FORMER_MAX {
+                    self.former.pop_front();
+                }
+                self.former.push_back((name.clone(), n.incarnation));
                 n.keep_counts();
                 for (port, stats) in n.past {
                     super::show::add(&mut self.departed, port, stats);

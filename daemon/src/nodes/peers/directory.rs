@@ -38,10 +38,19 @@ pub trait Directory {
     /// The entry for `node`, if it is a peer.
     fn find(&self, node: &str) -> Option<Peer>;
     fn peers(&self) -> Vec<Peer>;
+    /// Who may speak for an address.
     fn owner(&self, ip: IpAddr) -> Owner;
+    /// Where the holder of an address is looked for: nobody's are looked for everywhere.
+    fn place(&self, ip: IpAddr) -> Owner {
+        self.owner(ip)
+    }
     /// A number that changes with the directory; `None`: it never does.
     fn changes(&self) -> Option<watch::Receiver<u64>> {
         None
+    }
+    /// One that changes only when nodes do.
+    fn generation(&self) -> u64 {
+        0
     }
 }
 
@@ -57,6 +66,8 @@ pub struct Peer {
     pub name: Name,
     /// Host (address or name) and port of its daemon.
     pub control: (String, u16),
+    /// When it became a node, in seconds since 1970; 0: not known. Another time is another node.
+    pub since: i64,
 }
 
 impl Peer {
@@ -248,6 +259,7 @@ impl FileDirectory {
             let peer = Peer {
                 name: name.clone(),
                 control,
+                since: 0,
             };
             if peers.insert(name.clone(), peer).is_some() {
                 return Err(Error::Twice(l.name.into()));

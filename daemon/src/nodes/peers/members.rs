@@ -4,6 +4,7 @@ use super::directory::{Name, Peer as Listed};
 use super::msg::CloseReason;
 use super::{Peer, Peers};
 use lane::proto::reason::Reason;
+use std::collections::HashSet;
 
 /// Why the channel to a node that is gone has ended.
 const GONE: &str = "it is no node of this cluster any more";
@@ -16,19 +17,25 @@ pub struct Changes {
 }
 
 impl Peers {
-    /// Compares with the directory, and takes addresses over.
+    /// Compares with the directory, and takes addresses over. A node that was made again under its former name has gone
+    /// and come.
     pub fn compare(&mut self) -> Changes {
         let mut changes = Changes::default();
+        let generation = self.directory.generation();
+        if self.generation.replace(generation) == Some(generation) {
+            return changes;
+        }
         let listed = self.directory.peers();
         for p in &listed {
             match self.peers.get_mut(&p.name) {
-                Some(known) => known.state.address = p.shown(),
-                None => changes.come.push(p.clone()),
+                Some(known) if known.since == p.since => known.state.address = p.shown(),
+                _ => changes.come.push(p.clone()),
             }
         }
-        let is_listed = |n: &&Name| listed.iter().any(|p| p.name == **n);
-        let gone = self.peers.keys().filter(|n| !is_listed(n));
-        changes.gone = gone.cloned().collect();
+        let listed: HashSet<(&Name, i64)> = listed.iter().map(|p| (&p.name, p.since)).collect();
+        let gone = self.peers.iter();
+        let gone = gone.filter(|(name, p)| !listed.contains(&(*name, p.since)));
+        changes.gone = gone.map(|(name, _)| name.clone()).collect();
         changes
     }
 

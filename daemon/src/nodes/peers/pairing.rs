@@ -89,6 +89,8 @@ type Tuple = (SocketAddr, SocketAddr);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Scope {
+    /// On no other node, as long as the directory does not say otherwise.
+    Own,
     Node(Name),
     All,
 }
@@ -96,6 +98,7 @@ enum Scope {
 impl Scope {
     fn covers(&self, node: &Name) -> bool {
         match self {
+            Scope::Own => false,
             Scope::Node(n) => n == node,
             Scope::All => true,
         }
@@ -134,10 +137,14 @@ pub struct Pairing {
 }
 
 impl Pairing {
-    pub fn new(directory: Rc<dyn Directory>, refusal: u32) -> Pairing {
+    pub fn new(
+        directory: Rc<dyn Directory>,
+        nodes: impl Iterator<Item = Name>,
+        refusal: u32,
+    ) -> Pairing {
         let own = directory.own().clone();
         let table = |n: Name| (n.clone(), Table::new(&own, n));
-        let tables = directory.peers().into_iter().map(|p| table(p.name));
+        let tables = nodes.map(table);
         Pairing {
             tables: tables.collect(),
             directory,
@@ -164,23 +171,24 @@ impl Pairing {
         self.next - 1
     }
 
-    /// Where an end's other end may be; `None`: not on another node.
-    fn scope(&self, end: &End) -> Option<Scope> {
-        match self.directory.owner(end.peer.ip()) {
-            Owner::Own => None,
-            Owner::Peer(n) => Some(Scope::Node(n)),
+    /// Where an end's other end may be.
+    fn scope(&self, end: &End) -> Scope {
+        match self.directory.place(end.peer.ip()) {
+            Owner::Own => Scope::Own,
+            Owner::Peer(n) => Scope::Node(n),
             // Connected to its own address, as within a container: this node's, even if nobody lists it.
-            Owner::Nobody if end.local.ip() == end.peer.ip() => None,
-            Owner::Nobody => Some(Scope::All),
+            Owner::Nobody if end.local.ip() == end.peer.ip() => Scope::Own,
+            Owner::Nobody => Scope::All,
         }
     }
 
     /// An end waits: look for its other end where it may be.
     pub fn lookup(&mut self, who: ConnRef, end: End, now: u64, alive: Alive, out: &mut Vec<Out>) {
         self.remove(who.client, who.conn, out);
-        let Some(scope) = self.scope(&end) else {
-            return;
-        };
+        let scope = self.scope(&end);
+        if scope == Scope::Own && self.directory.changes().is_none() {
+            return; // nor will it ever be on another
+        }
         let sought = Sought {
             who,
             end,
@@ -192,10 +200,12 @@ impl Pairing {
     }
 
     /// Enters an end wherever it is sought and there is a channel.
-    fn place(&mut self, s: Sought, now: u64, alive: Alive, out: &mut Vec<Out>) {
+    fn place(&mut self, mut s: Sought, now: u64, alive: Alive, out: &mut Vec<Out>) {
         let key = (s.who.client, s.who.conn);
+        s.scope = self.scope(&s.end); // (it may come back from a Make, and the directory have changed)
         self.tuples.insert((s.end.local, s.end.peer), key);
         let nodes: Vec<Name> = match &s.scope {
+            Scope::Own => Vec::new(),
             Scope::Node(n) => vec![n.clone()],
             Scope::All => self.tables.keys().cloned().collect(),
         };
@@ -312,6 +322,7 @@ impl Pairing {
             self.tuples.remove(&t);
         }
         match &s.scope {
+            Scope::Own => {}
             Scope::Node(n) => {
                 if let Some(t) = self.tables.get_mut(n) {
                     t.withdraw(key, out);
@@ -412,6 +423,7 @@ impl Pairing {
     pub fn shown(&self, who: &ConnRef) -> Option<Shown> {
         let s = self.get((who.client, who.conn)).filter(|s| s.who == *who)?;
         let table = match &s.scope {
+            Scope::Own => return None,
             Scope::Node(n) => self.tables.get(n),
             Scope::All => None,
         };
@@ -436,7 +448,7 @@ impl Pairing {
 
     /// Ends that wait for one of another node.
     pub fn waiting(&self) -> usize {
-        self.ends.len()
+        self.ends.values().filter(|s| s.scope != Scope::Own).count()
     }
 
     /// Number of lookups that `node` has with us or we have with it, and of its claims about other nodes' addresses.

@@ -217,6 +217,10 @@ pub(crate) async fn dial(ctx: &Context, peer: &Peer) -> Result<Ready, Failure> {
             return Err(fail(text));
         }
     };
+    if is_older(&theirs, peer) {
+        part(&mut stream, CloseReason::Identity, OLDER).await;
+        return Err(fail(OLDER.into()));
+    }
     if greeting.node != **node {
         let text = format!("it calls itself `{}`", clean(&greeting.node));
         part(&mut stream, CloseReason::Identity, &text).await;
@@ -289,6 +293,14 @@ pub(crate) async fn accept(
         part(&mut stream, CloseReason::Identity, &text).await;
         return Err(fail(text));
     };
+    if ctx
+        .directory
+        .find(node)
+        .is_none_or(|p| is_older(&theirs, &p))
+    {
+        part(&mut stream, CloseReason::Identity, OLDER).await;
+        return Err(Failure::new(Some(node), OLDER));
+    }
     let met = met(greeting, node, from.to_string(), &theirs, false);
     Ok(Ready {
         room: met.0,
@@ -297,6 +309,17 @@ pub(crate) async fn accept(
         frames,
         key,
     })
+}
+
+/// Why a certificate is refused that was made before its node.
+const OLDER: &str =
+    "its certificate is older than its node: it was made for a former one of this name";
+
+/// Was it made before the node? (A node that was removed, and made again, has to ask for another one. Clocks differ by a
+/// minute at most, where nodes come from a cluster.)
+fn is_older(theirs: &certificate::Facts, peer: &Peer) -> bool {
+    let made = theirs.not_before + certificate::EARLIER_S;
+    peer.since != 0 && made + 60 < peer.since
 }
 
 fn met(

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use tokio::sync::watch;
 use underpass_admin::certificate::valid_name;
-use underpass_kube::Nodes;
+use underpass_kube::{NodeAt, Nodes};
 
 /// What the thread that watches the API has learnt.
 #[derive(Debug)]
@@ -21,12 +21,22 @@ impl ClusterDirectory {
         ClusterDirectory { own, nodes, port }
     }
 
-    fn peer(&self, name: Name, at: IpAddr) -> Option<Peer> {
+    fn peer(&self, name: Name, node: &NodeAt) -> Option<Peer> {
         // (All names of nodes are names that certificates can carry, but for those that read as addresses.)
+        let at = node.addresses.first()?;
         (name != self.own && valid_name(&name)).then(|| Peer {
             control: (at.to_string(), self.port),
+            since: node.since,
             name,
         })
+    }
+
+    fn whose(&self, node: Option<Name>) -> Owner {
+        match node {
+            Some(n) if n == self.own => Owner::Own,
+            Some(n) => Owner::Peer(n),
+            None => Owner::Nobody,
+        }
     }
 }
 
@@ -36,26 +46,35 @@ impl Directory for ClusterDirectory {
     }
 
     fn find(&self, node: &str) -> Option<Peer> {
-        self.peer(node.into(), self.nodes.address(node)?)
+        self.peer(node.into(), &self.nodes.find(node)?)
     }
 
     fn peers(&self) -> Vec<Peer> {
         let all = self.nodes.all().into_iter();
-        all.filter_map(|(name, at)| self.peer(name, at)).collect()
+        all.filter_map(|(name, node)| self.peer(name, &node))
+            .collect()
     }
 
     fn owner(&self, ip: IpAddr) -> Owner {
         if super::is_own(ip) {
             return Owner::Own;
         }
-        match self.nodes.owner(ip) {
-            Some(n) if n == self.own => Owner::Own,
-            Some(n) => Owner::Peer(n),
-            None => Owner::Nobody,
+        self.whose(self.nodes.owner(ip))
+    }
+
+    /// (Not by what whoever makes pods may write: he would keep clients of an address that is not his from finding it.)
+    fn place(&self, ip: IpAddr) -> Owner {
+        if super::is_own(ip) {
+            return Owner::Own;
         }
+        self.whose(self.nodes.told(ip))
     }
 
     fn changes(&self) -> Option<watch::Receiver<u64>> {
         Some(self.nodes.changes())
+    }
+
+    fn generation(&self) -> u64 {
+        self.nodes.generation()
     }
 }

@@ -34,6 +34,7 @@ impl Pairing {
         }
         let (local, peer) = (s.end.peer, s.end.local);
         let nodes: Vec<&Name> = match &s.scope {
+            Scope::Own => Vec::new(),
             Scope::Node(n) => vec![n],
             Scope::All => self.tables.keys().collect(),
         };

@@ -24,7 +24,7 @@ impl Pairing {
         let mut moved: Vec<EndKey> = Vec::new();
         for (key, s) in &self.ends {
             let wrong = s.note.local == Reason::WrongNode.code();
-            if wrong || self.scope(&s.end).as_ref() != Some(&s.scope) {
+            if wrong || self.scope(&s.end) != s.scope {
                 moved.push(*key);
             }
         }
@@ -33,11 +33,8 @@ impl Pairing {
             let Some(mut s) = self.take(key, out) else {
                 continue;
             };
-            if let Some(scope) = self.scope(&s.end) {
-                s.scope = scope;
-                (s.note, s.seen) = (Shown::default(), 0);
-                self.place(s, now, alive, out);
-            }
+            (s.note, s.seen) = (Shown::default(), 0);
+            self.place(s, now, alive, out);
         }
     }
 }

@@ -4,7 +4,7 @@ mod expedited;
 mod failing;
 mod finding;
 
-use super::super::directory::{FileDirectory, Listed};
+use super::super::directory::{Directory, FileDirectory, Listed};
 use super::*;
 use crate::nodes::peers::digest::Key;
 use crate::nodes::peers::msg::Claim;
@@ -35,6 +35,12 @@ struct Net {
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
+fn pairing(own: usize, n: usize) -> Pairing {
+    let d = directory(own, n);
+    let names: Vec<Name> = d.peers().into_iter().map(|p| p.name).collect();
+    Pairing::new(Rc::new(d), names.into_iter(), Reason::NoDevice.code())
+}
+
 fn directory(own: usize, n: usize) -> FileDirectory {
     let nets: Vec<Vec<String>> = (1..=n).map(|i| vec![format!("10.{i}.0.0/16")]).collect();
     let listed: Vec<Listed<'_>> = (0..n)
@@ -52,7 +58,7 @@ impl Net {
     fn new(n: usize) -> Net {
         let node = |i: usize| Node {
             name: NAMES[i].into(),
-            p: Pairing::new(Rc::new(directory(i, n)), Reason::NoDevice.code()),
+            p: pairing(i, n),
             paired: Vec::new(),
             asked: Vec::new(),
             dead: HashSet::new(),
