@@ -6,10 +6,11 @@
 
 mod column;
 mod explain;
+mod watch;
 
 use crate::addr::smcss;
 use crate::cli;
-use crate::out::{self, Outcome};
+use crate::out::{self, Failure, Outcome};
 use crate::{client, diag};
 use column::{Ctx, DEBUG, SMCD, SMCR};
 use serde_json::{json, Map, Value};
@@ -24,12 +25,29 @@ pub use explain::{end, Said};
 const ADDRESS: usize = 23;
 
 pub fn run(dir: Option<PathBuf>, o: &cli::Ss) -> Outcome {
-    match client::ask(dir, &Request::Ss)? {
-        Response::Ss { rows } if o.json => out::print_json(&json(&rows, o))?,
-        Response::Ss { rows } => out::print(&table(&rows, o))?,
-        other => return Err(client::unexpected(&other)),
+    if let Some(every) = o.watch {
+        return watch::run(every, o.json, || {
+            let rows = rows(dir.clone())?;
+            Ok(match o.json {
+                true => format!("{}\n", json(&rows, o)),
+                false => table(&rows, o),
+            })
+        });
+    }
+    let rows = rows(dir)?;
+    match o.json {
+        true => out::print_json(&json(&rows, o))?,
+        false => out::print(&table(&rows, o))?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// All that the daemon shows.
+pub fn rows(dir: Option<PathBuf>) -> Result<Vec<Row>, Failure> {
+    match client::ask(dir, &Request::Ss)? {
+        Response::Ss { rows } => Ok(rows),
+        other => Err(client::unexpected(&other)),
+    }
 }
 
 /// Does this connection run over shared memory or RDMA?
