@@ -4,11 +4,11 @@
 mod show;
 
 use clap::{Args, Parser, Subcommand};
-use show::{SS_AFTER, SS_LONG};
+use show::{SS_AFTER, SS_LONG, TOP_AFTER};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-pub use show::Ss;
+pub use show::{Ss, Top, View};
 
 const ABOUT: &str =
     "Carries TCP connections of unmodified programs underneath TCP, and shows and steers them";
@@ -28,6 +28,7 @@ Examples:
   underpass run redis-cli -p 7000 ping        and a client
   underpass ss                                which connections are accelerated?
   underpass ss -e                             and if not, why, and what to do about it
+  underpass top                               what do they move now?
   underpass check 127.0.0.1 7000              what would a connection to there get?
   underpass down --all                        everything back to TCP, live; `up --all` undoes it
 
@@ -63,6 +64,9 @@ pub enum Command {
     Run(Run),
     #[command(version, disable_version_flag = true, about = "Show connections and listening sockets, as smcss does", long_about = SS_LONG, after_long_help = SS_AFTER)]
     Ss(Ss),
+    /// Show connections, pods and rails with what they move now, until you leave
+    #[command(after_help = TOP_AFTER)]
+    Top(Top),
     /// Show the counters of the daemon and of all programs under the shim
     #[command(after_help = STATS_AFTER)]
     Stats(Json),

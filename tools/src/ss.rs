@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use underpass_admin::{Request, Response, Row, Where};
 
-pub use explain::{end, Said};
+pub use explain::{end, lines as explanation, process, Said};
 
 /// Width of an address column.
 const ADDRESS: usize = 23;
@@ -43,11 +43,20 @@ pub fn run(dir: Option<PathBuf>, o: &cli::Ss) -> Outcome {
 }
 
 /// All that the daemon shows.
-pub fn rows(dir: Option<PathBuf>) -> Result<Vec<Row>, Failure> {
+fn rows(dir: Option<PathBuf>) -> Result<Vec<Row>, Failure> {
     match client::ask(dir, &Request::Ss)? {
         Response::Ss { rows } => Ok(rows),
         other => Err(client::unexpected(&other)),
     }
+}
+
+/// The connections (of a namespace's pods), as without options.
+pub fn connected(dir: Option<PathBuf>, namespace: Option<&str>) -> Result<Vec<Row>, Failure> {
+    let mut o = cli::Ss::default();
+    o.namespace = namespace.map(String::from);
+    let mut rows = rows(dir)?;
+    rows.retain(|r| wanted(r, &o));
+    Ok(rows)
 }
 
 /// Does this connection run over shared memory or RDMA?
@@ -67,7 +76,7 @@ fn wanted(r: &Row, o: &cli::Ss) -> bool {
 }
 
 /// Whose connection it is.
-fn pod(r: &Row) -> String {
+pub fn pod(r: &Row) -> String {
     let at = r.at.as_ref();
     let name = |w: &Where| format!("{}/{}/{}", w.namespace, w.pod, w.container);
     out::clean(&at.map_or_else(|| "-".into(), name))

@@ -1,6 +1,6 @@
 //! The options of the commands that show connections.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use std::time::Duration;
 
 pub const SS_LONG: &str = "\
@@ -111,4 +111,43 @@ pub struct Ss {
     /// Print the version
     #[arg(short = 'v', visible_short_alias = 'V', long, action = clap::ArgAction::Version)]
     version: Option<bool>,
+}
+
+pub const TOP_AFTER: &str = "\
+Connections have Mode, Up (directions that are below TCP), Out/s and In/s (bytes per second over TCP and
+below it), Bytes (both, so far), the addresses, process, reason of this end, and pod. Pods are the
+containers that asked for the shim, with the columns of `underpass pods`; rails are the ports of RDMA
+devices, with the counters of `underpass stats` per second. A connection within the node has two lines:
+its ends. Below is what is known of the chosen line, as `ss -e` says it.
+
+Keys: q quit; Tab, 1, 2, 3 view; arrows, PageUp, PageDown, Home, End choose a line; s or >, and < sort
+by the next column or the one before; r the other way round; / show lines with a text; space pause; ? help.
+
+Examples:
+  underpass top -n shop
+  underpass top --once --view rails -d 10     what the rails moved in these 10 seconds, as text";
+
+/// A table of `top`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum View {
+    #[default]
+    Connections,
+    Pods,
+    Rails,
+}
+
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Ask every SECONDS
+    #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
+    pub delay: Duration,
+    /// Show pods in this Kubernetes namespace only, and their connections
+    #[arg(short, long, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
+    /// What is shown first
+    #[arg(long, value_enum, default_value_t)]
+    pub view: View,
+    /// Print one table after SECONDS, with their rates; needs no terminal
+    #[arg(long)]
+    pub once: bool,
 }
