@@ -4,6 +4,7 @@ mod support;
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 use support::pty::{Pty, Running};
 use support::{rows, serve, text, FakeDaemon};
 use underpass_admin::{Request, Response, Row, Stats, Where, ADMIN_SOCK};
@@ -47,10 +48,10 @@ const LEFT: &str = "\x1b[?1049l";
 const CURSOR: &str = "\x1b[?25h";
 
 /// On a terminal, with a table.
-fn shown(d: &FakeDaemon, args: &[&str]) -> (Pty, Running) {
+fn shown(d: &FakeDaemon, delay: &str) -> (Pty, Running) {
     let pty = Pty::new();
     assert!(pty.is_cooked());
-    let child = pty.start(&d.tool(&[&["top", "-d", "0.1"], args].concat()));
+    let child = pty.start(&d.tool(&["top", "-d", delay]));
     pty.wait_for(0, SHOWN);
     assert!(!pty.is_cooked());
     (pty, child)
@@ -117,7 +118,7 @@ fn the_command_for_containers_has_none() {
 fn keys_choose_views_and_leave() {
     let d = daemon();
     for leave in ["q", "\x03"] {
-        let (pty, _running) = shown(&d, &[]);
+        let (pty, _running) = shown(&d, "0.1");
         let n = pty.wait_for(0, "redis-server");
         pty.press("2");
         let n = pty.wait_for(n, "root on the node");
@@ -130,10 +131,25 @@ fn keys_choose_views_and_leave() {
 }
 
 #[test]
+fn a_pause_asks_nothing() {
+    let d = daemon();
+    let (pty, _running) = shown(&d, "0.1");
+    pty.press(" ");
+    let n = pty.wait_for(0, "paused");
+    std::thread::sleep(Duration::from_millis(500)); // for what was asked before
+    let asked = d.heard().len();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(d.heard().len(), asked);
+    pty.press(" ");
+    pty.wait_for(n, "MiB/s");
+    assert!(d.heard().len() > asked);
+}
+
+#[test]
 fn signals_end_it_and_give_the_terminal_back() {
     let d = daemon();
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-        let (pty, running) = shown(&d, &[]);
+        let (pty, running) = shown(&d, "0.1");
         running.kill(signal);
         let as_shells_have_it = 128 + u32::try_from(signal).unwrap();
         assert_eq!(pty.status(), as_shells_have_it);
@@ -144,7 +160,7 @@ fn signals_end_it_and_give_the_terminal_back() {
 #[test]
 fn a_daemon_that_goes_away_is_said_and_asked_again() {
     let d = daemon();
-    let (pty, _running) = shown(&d, &[]);
+    let (pty, _running) = shown(&d, "0.1");
     let n = pty.said().len();
     std::fs::remove_file(d.dir.path().join(ADMIN_SOCK)).unwrap();
     let n = pty.wait_for(n, "no underpassd is running");
@@ -157,13 +173,13 @@ fn a_daemon_that_goes_away_is_said_and_asked_again() {
 #[test]
 fn it_follows_the_size_of_the_terminal() {
     let d = daemon();
-    let (pty, _running) = shown(&d, &[]);
+    let (pty, _running) = shown(&d, "3600");
     let n = pty.said().len();
     pty.resize(60, 12);
     pty.wait_for(n, "\x1b[12;"); // the last line is drawn where it is now
     for (columns, rows) in [(1, 1), (3, 2), (500, 100)] {
         pty.resize(columns, rows);
-        std::thread::sleep(std::time::Duration::from_millis(150));
+        std::thread::sleep(Duration::from_millis(150));
     }
     pty.press("q");
     assert_eq!(pty.status(), 0);

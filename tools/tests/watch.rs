@@ -88,7 +88,13 @@ fn a_daemon_that_goes_away_is_asked_again() {
     serve(d.dir.path(), Default::default(), |_| Response::Ss {
         rows: Vec::new(),
     });
-    while line(&mut out) != "[]\n" {}
+    loop {
+        let l = line(&mut out);
+        assert!(!l.is_empty(), "it has ended");
+        if l == "[]\n" {
+            break;
+        }
+    }
     hang_up(child, out);
 }
 

@@ -167,16 +167,27 @@ fn lines_are_sorted_by_the_chosen_column_either_way() {
     assert_eq!(s.sort().column, 1, "each view has its own");
 }
 
+/// The daemon says them in no order.
+#[test]
+fn equal_lines_keep_their_places() {
+    let mut s = state();
+    press(&mut s, "<"); // by the directions that are up
+    assert_eq!(order(&s), ["81", "83", "82"]);
+    let mut again = seen(2);
+    again.rows.reverse();
+    s.take(Ok(again));
+    assert_eq!(order(&s), ["81", "83", "82"]);
+}
+
 #[test]
 fn a_chosen_line_is_followed_and_the_first_is_not() {
     let mut s = state();
     press(&mut s, "r");
     assert_eq!((s.selected(), order(&s)[0].as_str()), (0, "81"));
     s.press(Key::Down);
-    s.press(Key::Down);
-    assert_eq!(order(&s)[s.selected()], "83");
-    press(&mut s, "r");
-    assert_eq!(order(&s)[s.selected()], "83", "now the first");
+    assert_eq!(order(&s)[s.selected()], "82");
+    press(&mut s, "<<");
+    assert_eq!((s.selected(), order(&s)[2].as_str()), (2, "82"));
     s.press(Key::End);
     let mut fewer = seen(2);
     fewer.rows.retain(|r| r.inode == 83);
