@@ -114,14 +114,15 @@ pub struct Ss {
 }
 
 pub const TOP_AFTER: &str = "\
-Connections have Mode, Up (directions that are below TCP), Out/s and In/s (bytes per second over TCP and
-below it), Bytes (both, so far), the addresses, process, reason of this end, and pod. Pods are the
-containers that asked for the shim, with the columns of `underpass pods`; rails are the ports of RDMA
-devices, with the counters of `underpass stats` per second. A connection within the node has two lines:
-its ends. Below is what is known of the chosen line, as `ss -e` says it.
+Connections have Mode, Up (directions on the ring), Out/s and In/s (bytes per second, on TCP and on
+the ring), Bytes (all so far), addresses, process, the reason of this end, and pod. A connection
+within the node has two lines: its ends. Pods have the columns of `underpass pods`; rails, which are
+ports of RDMA devices, the counters of `underpass stats`, per second. Below is what is known of the
+chosen line, for connections what `ss -e` says. A screen that is narrow has fewer columns.
 
-Keys: q quit; Tab, 1, 2, 3 view; arrows, PageUp, PageDown, Home, End choose a line; s or >, and < sort
-by the next column or the one before; r the other way round; / show lines with a text; space pause; ? help.
+Keys: q quit; Tab, 1, 2, 3 view; arrows, PageUp, PageDown, Home, End choose a line; s or >, and <
+sort by the next column or the one before; r the other way round; / show lines with a text; space
+pause; ? help.
 
 Examples:
   underpass top -n shop

@@ -29,8 +29,8 @@ r                    the other way round
 /                    show lines with a text; Enter keeps it, Esc ends it
 space                pause, and go on
 
-Out/s and In/s are bytes per second between the last two looks, over
-TCP and below it. A connection within the node has two lines: its ends.";
+Out/s and In/s are bytes per second between the last two looks, on TCP
+and on the ring. A connection within the node has two lines: its ends.";
 
 pub fn draw(f: &mut Frame<'_>, s: &mut State) {
     let area = f.area();
