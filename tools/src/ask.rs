@@ -9,12 +9,19 @@ use std::process::ExitCode;
 use underpass_admin::{RailStats, Request, Response, Stats, Target};
 
 pub fn stats(dir: Option<PathBuf>, o: &cli::Json) -> Outcome {
-    match ask(dir, &Request::Stats)? {
-        Response::Stats { stats } if o.json => out::print_json(&stats)?,
-        Response::Stats { stats } => out::print(&stats_table(&stats))?,
-        other => return Err(unexpected(&other)),
+    let stats = counters(dir)?;
+    match o.json {
+        true => out::print_json(&stats)?,
+        false => out::print(&stats_table(&stats))?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+pub fn counters(dir: Option<PathBuf>) -> Result<Box<Stats>, Failure> {
+    match ask(dir, &Request::Stats)? {
+        Response::Stats { stats } => Ok(stats),
+        other => Err(unexpected(&other)),
+    }
 }
 
 fn stats_table(s: &Stats) -> String {
@@ -111,7 +118,7 @@ fn rail(r: &RailStats, section: &mut impl FnMut(&str, &[(&str, String)])) {
 }
 
 /// Seconds as a duration for people to read.
-fn duration(s: u64) -> String {
+pub fn duration(s: u64) -> String {
     match (s / 86_400, s / 3600 % 24, s / 60 % 60, s % 60) {
         (0, 0, 0, s) => format!("{s} s"),
         (0, 0, m, s) => format!("{m} min {s} s"),

@@ -1,9 +1,14 @@
 //! The command line: one table of flags from which parsing, help, completions and manual pages
 //! are made.
 
+mod show;
+
 use clap::{Args, Parser, Subcommand};
+use show::{SS_AFTER, SS_LONG, TOP_AFTER};
 use std::ffi::OsString;
 use std::path::PathBuf;
+
+pub use show::{Ss, Top, View};
 
 const ABOUT: &str =
     "Carries TCP connections of unmodified programs underneath TCP, and shows and steers them";
@@ -23,6 +28,7 @@ Examples:
   underpass run redis-cli -p 7000 ping        and a client
   underpass ss                                which connections are accelerated?
   underpass ss -e                             and if not, why, and what to do about it
+  underpass top                               what do they move now?
   underpass check 127.0.0.1 7000              what would a connection to there get?
   underpass down --all                        everything back to TCP, live; `up --all` undoes it
 
@@ -58,6 +64,9 @@ pub enum Command {
     Run(Run),
     #[command(version, disable_version_flag = true, about = "Show connections and listening sockets, as smcss does", long_about = SS_LONG, after_long_help = SS_AFTER)]
     Ss(Ss),
+    /// Show connections, pods and rails with what they move now, until you leave
+    #[command(after_help = TOP_AFTER)]
+    Top(Top),
     /// Show the counters of the daemon and of all programs under the shim
     #[command(after_help = STATS_AFTER)]
     Stats(Json),
@@ -170,98 +179,6 @@ pub struct Run {
     /// Program to start, and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,
-}
-
-const SS_LONG: &str = "\
-Show the TCP sockets of all programs under the shim, with the columns, options and modes of smcss \
-from smc-tools. Without options: all connected sockets. In a network namespace, its sockets only; \
-root in the daemon's namespace sees all.
-
-Columns:
-  State          INIT (neither connected nor listening), LISTEN, ACTIVE, or a closing state
-  UID, Inode     owner and inode of the socket, as in `ss -e`
-  Local Address, Peer Address
-                 `..` stands for what was cut off; -W shows it
-  Intf           interface index; 0000: not bound to one
-  Mode           SMCD  through shared memory
-                 SMCR  through RDMA
-                 TCP 0xLOCAL/0xPEER
-                       through TCP, with the reason of this end and of the other; a reason that is 0
-                       or not known may be missing. `-e` explains them, `underpass reasons` lists them";
-
-const SS_AFTER: &str = "\
-Columns that -d adds, for SMCD and SMCR connections (`-`: not known):
-  Shutd          <-> open, R-> cannot receive, <-W cannot send, R-W neither
-  Token          names the connection on its link group
-  Sndbuf, Rcvbuf size of the outgoing and of the incoming ring, hexadecimal
-  Peerbuf        size of the ring that the peer receives from: the outgoing one
-  rxprod-Cursor, rxcons-Cursor
-                 EPOCH:BYTES put into the incoming ring by the peer, and taken out here
-  rxFlags        01: this direction is on the ring now
-  txprod-Cursor, txcons-Cursor, txFlags
-                 the same for the outgoing ring
-  txprep-Cursor, txsent-Cursor, txfin-Cursor
-                 as txprod, txprod and txcons: shared memory has no stage between them
-Columns that -D adds:
-  GID, Peer-GID  the process at each end: network namespace and process id, 8 digits each
-  Token, Peer-Token
-                 lane and epoch of each direction; one end's Token is the other's Peer-Token
-  Linkid         the link group (memory and doorbells that two processes share)
-Columns that -R adds (of the RDMA link that carries the connection now; it changes when a rail fails):
-  Role           SERV or CLNT: part of this node among the two
-  IB-device, Port
-                 the local device and its port, hexadecimal; see `underpass devices`
-  Linkid         number of the link, hexadecimal
-  GID, Peer-GID  addresses of the two ends of the link; shown to root on the node only
--j prints an array of objects with the keys state, uid, inode, local, peer, intf, mode; -d, -D and -R
-add their columns under the lower-case names shown above; -e adds reason and peer_reason (null, or
-an object with code, name, text and advice; for an end with one direction on the ring those of the other
-direction), rail (null, or an object with role, device, port, link,
-gid and peer_gid), at (null, or an object with namespace, pod, container, sandbox and id) and what it tells
-about the process and its bytes.
-
-Examples:
-  underpass ss -e                    everything about every connection, in words
-  underpass ss -a -W                 listening sockets too, addresses whole
-  underpass ss -R                    connections through RDMA, with device, port and GIDs
-  underpass ss -j | jq '.[] | select(.mode | startswith(\"TCP\"))'
-  watch underpass ss";
-
-#[derive(Clone, Debug, Default, Args)]
-pub struct Ss {
-    /// Show all sockets: listening, connecting, connected and closing
-    #[arg(short, long)]
-    pub all: bool,
-    /// Show listening sockets only
-    #[arg(short, long, conflicts_with_all = ["all", "debug", "smcd", "smcr"])]
-    pub listening: bool,
-    /// Show debug information, such as shutdown state and cursors
-    #[arg(short, long)]
-    pub debug: bool,
-    /// Show detailed SMC-D information (shared memory); only such connections
-    #[arg(short = 'D', long, conflicts_with = "smcr")]
-    pub smcd: bool,
-    /// Show detailed SMC-R information (RDMA); only such connections
-    #[arg(short = 'R', long)]
-    pub smcr: bool,
-    /// Do not cut off addresses
-    #[arg(short = 'W', long)]
-    pub wide: bool,
-    /// Explain each connection in words: process, bytes, reasons and what to do about them
-    #[arg(short, long)]
-    pub explain: bool,
-    /// Show whose connection it is: namespace/pod/container
-    #[arg(short, long)]
-    pub pods: bool,
-    /// Show connections of pods in this Kubernetes namespace only, and whose they are
-    #[arg(short, long, value_name = "NAMESPACE")]
-    pub namespace: Option<String>,
-    /// Print JSON
-    #[arg(short, long)]
-    pub json: bool,
-    /// Print the version
-    #[arg(short = 'v', visible_short_alias = 'V', long, action = clap::ArgAction::Version)]
-    version: Option<bool>,
 }
 
 #[derive(Debug, Args)]
@@ -515,6 +432,21 @@ mod tests {
         assert!(
             s.all && s.debug && s.smcd && s.wide && s.explain && s.json && !s.listening && !s.smcr
         );
+    }
+
+    #[test]
+    fn intervals_may_be_left_out_and_are_bounded() {
+        let of = |line: &str| match ok(&format!("underpass ss {line}")).command {
+            Command::Ss(s) => s.watch.map(|d| d.as_millis()),
+            _ => None,
+        };
+        assert_eq!(of("-a"), None);
+        assert_eq!(of("--watch"), Some(2000));
+        assert_eq!(of("--watch -aj"), Some(2000));
+        assert_eq!(of("--watch 0.5 -W"), Some(500));
+        for bad in ["0", "-1", "x", "nan", "inf", "86401"] {
+            wrong(&format!("underpass ss --watch={bad}"));
+        }
     }
 
     #[test]

@@ -35,13 +35,14 @@ mod run;
 mod shimlib;
 mod ss;
 mod start;
+mod top;
 mod verify;
 
 use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use out::{Failure, Outcome};
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// The other name of `underpass ss`, of the program that it stands for.
@@ -49,13 +50,32 @@ const SMCSS: &str = "smcss";
 
 /// The command as a whole.
 pub fn main() -> ExitCode {
+    run_command(Some(top::run))
+}
+
+/// The command for containers: without `top`, whose terminal would be much of its size. (The linker leaves out what only
+/// `main` names.)
+pub fn main_in_container() -> ExitCode {
+    run_command(None)
+}
+
+type Top = fn(Option<PathBuf>, &cli::Top) -> Outcome;
+
+fn run_command(top: Option<Top>) -> ExitCode {
     if underpass_nri::launched::is_launched() {
         return ended(plugin::run());
     }
-    let Cli { dir, command } = Cli::parse_from(arguments(std::env::args_os().collect()));
+    let args = arguments(std::env::args_os().collect());
+    let Cli { dir, command } = Cli::parse_from(args);
     let outcome = match command {
         Command::Run(o) => run::run(dir, &o),
         Command::Ss(o) => ss::run(dir, &o),
+        Command::Top(o) => match top {
+            Some(top) => top(dir, &o),
+            None => Err(Failure::new(
+                "this build for containers has no `top`: run it on the node, or see `ss --watch` here",
+            )),
+        },
         Command::Stats(o) => ask::stats(dir, &o),
         Command::Reasons(o) => ask::reasons(&o),
         Command::Down(o) => ask::steer(dir, &o, true),
@@ -101,7 +121,7 @@ fn completions(shell: clap_complete::Shell) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn man(page: Option<String>, dir: Option<std::path::PathBuf>) -> Outcome {
+fn man(page: Option<String>, dir: Option<PathBuf>) -> Outcome {
     let mut root = Cli::command();
     root.build();
     if let Some(dir) = dir {

@@ -51,12 +51,18 @@ pub type Outcome = Result<ExitCode, Failure>;
 
 /// Writes `text` to standard output.
 pub fn print(text: &str) -> Result<(), Failure> {
+    write(text).map(|_| ())
+}
+
+/// The same; is its reader still there?
+pub fn write(text: &str) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Failure::new(format_args!(
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(Failure::new(format_args!(
             "cannot write to standard output: {e}"
         ))),
-        _ => Ok(()),
     }
 }
 

@@ -2,48 +2,77 @@
 
 use crate::cli;
 use crate::client::{ask, unexpected};
-use crate::out::{self, clean, Outcome};
+use crate::out::{self, clean, Failure, Outcome};
 use serde_json::json;
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use underpass_admin::{PodRow, Request, Response};
 
+/// The columns.
+pub const HEAD: [&str; 8] = [
+    "Namespace",
+    "Pod",
+    "Container",
+    "Wanted",
+    "Has it",
+    "SMCD",
+    "SMCR",
+    "TCP",
+];
+
+/// Instead of a table.
+pub const NONE: &str =
+    "this daemon does not look after containers (see [pods] in its configuration)";
+
 pub fn run(dir: Option<PathBuf>, o: &cli::Pods) -> Outcome {
-    match ask(dir, &Request::Pods)? {
-        Response::Pods { mut rows, runtime } => {
-            rows.retain(|r| o.namespace.as_ref().is_none_or(|n| *n == r.at.namespace));
-            match o.json {
-                true => out::print_json(&json!({ "runtime": runtime, "rows": rows }))?,
-                false => out::print(&table(&rows, &runtime))?,
-            }
-        }
-        other => return Err(unexpected(&other)),
+    let (rows, runtime) = rows(dir, o.namespace.as_deref())?;
+    match o.json {
+        true => out::print_json(&json!({ "runtime": runtime, "rows": rows }))?,
+        false => out::print(&table(&rows, &runtime))?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
+/// The containers (of a namespace), and where the daemon asks for them; empty: nowhere.
+pub fn rows(
+    dir: Option<PathBuf>,
+    namespace: Option<&str>,
+) -> Result<(Vec<PodRow>, String), Failure> {
+    match ask(dir, &Request::Pods)? {
+        Response::Pods { mut rows, runtime } => {
+            rows.retain(|r| namespace.is_none_or(|n| n == r.at.namespace));
+            Ok((rows, runtime))
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// What the first columns say of a container.
+pub fn words(r: &PodRow) -> [String; 5] {
+    let word = |b| String::from(if b { "yes" } else { "no" });
+    [
+        clean(&r.at.namespace),
+        clean(&r.at.pod),
+        clean(&r.at.container),
+        word(r.wanted),
+        word(r.injected),
+    ]
+}
+
+fn line(words: &[impl Display; 5], counts: [impl Display; 3]) -> String {
+    let ([namespace, pod, container, wanted, injected], [smcd, smcr, tcp]) = (words, counts);
+    format!("{namespace:<20} {pod:<36} {container:<20} {wanted:<6} {injected:<6} {smcd:>5} {smcr:>5} {tcp:>5}\n")
+}
+
 fn table(rows: &[PodRow], runtime: &str) -> String {
     if runtime.is_empty() {
-        return "this daemon does not look after containers (see [pods] in its configuration)\n"
-            .into();
+        return format!("{NONE}\n");
     }
-    let mut t = format!(
-        "{:<20} {:<36} {:<20} {:<6} {:<6} {:>5} {:>5} {:>5}\n",
-        "Namespace", "Pod", "Container", "Wanted", "Has it", "SMCD", "SMCR", "TCP"
-    );
-    let word = |b| if b { "yes" } else { "no" };
+    let [namespace, pod, container, wanted, injected, counts @ ..] = HEAD;
+    let mut t = line(&[namespace, pod, container, wanted, injected], counts);
     for r in rows {
-        t.push_str(&format!(
-            "{:<20} {:<36} {:<20} {:<6} {:<6} {:>5} {:>5} {:>5}\n",
-            clean(&r.at.namespace),
-            clean(&r.at.pod),
-            clean(&r.at.container),
-            word(r.wanted),
-            word(r.injected),
-            r.smcd,
-            r.smcr,
-            r.tcp
-        ));
+        t.push_str(&line(&words(r), [r.smcd, r.smcr, r.tcp]));
         if !r.why_not.is_empty() {
             t.push_str(&format!("    {}\n", clean(&r.why_not)));
         }

@@ -6,10 +6,11 @@
 
 mod column;
 mod explain;
+mod watch;
 
 use crate::addr::smcss;
 use crate::cli;
-use crate::out::{self, Outcome};
+use crate::out::{self, Failure, Outcome};
 use crate::{client, diag};
 use column::{Ctx, DEBUG, SMCD, SMCR};
 use serde_json::{json, Map, Value};
@@ -18,18 +19,44 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use underpass_admin::{Request, Response, Row, Where};
 
-pub use explain::{end, Said};
+pub use explain::{end, lines as explanation, process, Said};
 
 /// Width of an address column.
 const ADDRESS: usize = 23;
 
 pub fn run(dir: Option<PathBuf>, o: &cli::Ss) -> Outcome {
-    match client::ask(dir, &Request::Ss)? {
-        Response::Ss { rows } if o.json => out::print_json(&json(&rows, o))?,
-        Response::Ss { rows } => out::print(&table(&rows, o))?,
-        other => return Err(client::unexpected(&other)),
+    if let Some(every) = o.watch {
+        return watch::run(every, o.json, || {
+            let rows = rows(dir.clone())?;
+            Ok(match o.json {
+                true => format!("{}\n", json(&rows, o)),
+                false => table(&rows, o),
+            })
+        });
+    }
+    let rows = rows(dir)?;
+    match o.json {
+        true => out::print_json(&json(&rows, o))?,
+        false => out::print(&table(&rows, o))?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// All that the daemon shows.
+fn rows(dir: Option<PathBuf>) -> Result<Vec<Row>, Failure> {
+    match client::ask(dir, &Request::Ss)? {
+        Response::Ss { rows } => Ok(rows),
+        other => Err(client::unexpected(&other)),
+    }
+}
+
+/// The connections (of a namespace's pods), as without options.
+pub fn connected(dir: Option<PathBuf>, namespace: Option<&str>) -> Result<Vec<Row>, Failure> {
+    let mut o = cli::Ss::default();
+    o.namespace = namespace.map(String::from);
+    let mut rows = rows(dir)?;
+    rows.retain(|r| wanted(r, &o));
+    Ok(rows)
 }
 
 /// Does this connection run over shared memory or RDMA?
@@ -49,7 +76,7 @@ fn wanted(r: &Row, o: &cli::Ss) -> bool {
 }
 
 /// Whose connection it is.
-fn pod(r: &Row) -> String {
+pub fn pod(r: &Row) -> String {
     let at = r.at.as_ref();
     let name = |w: &Where| format!("{}/{}/{}", w.namespace, w.pod, w.container);
     out::clean(&at.map_or_else(|| "-".into(), name))

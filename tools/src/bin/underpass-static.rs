@@ -4,5 +4,5 @@
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {
-    underpass_tool::main()
+    underpass_tool::main_in_container()
 }

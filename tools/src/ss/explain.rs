@@ -53,7 +53,7 @@ pub fn end(label: &str, code: u32, text: &mut String) {
     }
 }
 
-fn process(pid: u32, comm: &str) -> String {
+pub fn process(pid: u32, comm: &str) -> String {
     match (pid, comm.is_empty()) {
         (0, _) => "process not known".into(),
         (pid, true) => format!("pid {pid}"),

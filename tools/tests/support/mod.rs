@@ -1,6 +1,8 @@
 //! A stand-in for the daemon's admin socket, and the tool's binary with a clean environment.
 #![allow(dead_code)] // each test file uses its part
 
+pub mod pty;
+
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
