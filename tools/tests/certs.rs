@@ -130,6 +130,7 @@ fn peers_as_table_and_json() {
             name: "n1".into(),
             listens: "[::]:7471".into(),
             expires: Some(1_800_000_000),
+            life_s: Some(86_400),
             trouble: String::new(),
             waiting: 3,
         },

@@ -219,8 +219,10 @@ pub struct NodeState {
     pub name: String,
     /// Where its daemon listens.
     pub listens: String,
-    /// When its certificate ends.
+    /// When its certificate ends, and for how many seconds it was valid from the beginning.
     pub expires: Option<i64>,
+    /// (The latter.)
+    pub life_s: Option<i64>,
     /// What is wrong with its certificate files; empty: nothing.
     pub trouble: String,
     /// Ends that wait for one of another node.
@@ -245,8 +247,10 @@ pub struct PeerState {
     pub release: String,
     /// Of the protocol: the newest that both speak.
     pub version: u32,
-    /// When the certificate that it showed ends.
+    /// When the certificate that it showed ends, and for how many seconds it was valid from the beginning.
     pub expires: Option<i64>,
+    /// (The latter.)
+    pub life_s: Option<i64>,
     /// Ends that one node looks for at the other.
     pub lookups: u64,
     /// How often it spoke for an address that is not its own.

@@ -332,20 +332,28 @@ fn nodes(node: &NodeState, peers: &[Peer]) -> Vec<Metric> {
         "underpass_certificate_expiry_timestamp_seconds",
         "When a certificate ends, in seconds since 1970: this node's, and those that the others have shown",
     );
+    let mut life = Metric::new(
+        "underpass_certificate_lifetime_seconds",
+        "For how long it is valid from the beginning",
+    );
     let mut lies = Metric::new(
         "underpass_peer_lies",
         "Times that a node spoke for an address that is not its own",
     );
     let time = |t| Value::Gauge(float(num::natural(t)));
-    if let Some(t) = node.expires {
-        expiry = expiry.with(&[("node", &node.name), ("whose", "own")], time(t));
+    let own = [("node", node.name.as_str()), ("whose", "own")];
+    if let (Some(t), Some(s)) = (node.expires, node.life_s) {
+        expiry = expiry.with(&own, time(t));
+        life = life.with(&own, time(s));
     }
     for p in peers.iter().map(|p| &p.state) {
         let at = [("node", p.name.as_str())];
         up = up.with(&at, Value::Gauge(float((p.state == "up").into())));
         lies = lies.with(&at, Value::Count(p.lies));
-        if let Some(t) = p.expires {
-            expiry = expiry.with(&[at[0], ("whose", "peer")], time(t));
+        if let (Some(t), Some(s)) = (p.expires, p.life_s) {
+            let at = [at[0], ("whose", "peer")];
+            expiry = expiry.with(&at, time(t));
+            life = life.with(&at, time(s));
         }
     }
     let trouble = gauge(
@@ -358,7 +366,7 @@ fn nodes(node: &NodeState, peers: &[Peer]) -> Vec<Metric> {
         "Ends that wait for one of another node",
         node.waiting,
     );
-    vec![up, expiry, lies, trouble, waiting]
+    vec![up, expiry, life, lies, trouble, waiting]
 }
 
 fn rails(all: &[RailStats]) -> Vec<Metric> {

@@ -84,6 +84,8 @@ pub struct Accepted {
     pub release: String,
     pub version: u32,
     pub expires: i64,
+    /// Seconds for which that certificate was valid from the beginning.
+    pub life_s: i64,
     pub we_dialed: bool,
 }
 
@@ -151,6 +153,7 @@ impl Peers {
         p.state.release = met.release.clone();
         p.state.version = met.version;
         p.state.expires = Some(met.expires);
+        p.state.life_s = Some(met.life_s);
         tracing::info!(node = %met.node, address = met.address, "channel up");
         Some(id)
     }

@@ -344,6 +344,7 @@ impl Node {
             release: String::new(),
             version: underpassd::nodes::peers::msg::VERSION,
             expires: 0,
+            life_s: 0,
             we_dialed: self.n == 0,
         };
         let mut d = self.daemon.borrow_mut();

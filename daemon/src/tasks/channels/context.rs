@@ -49,6 +49,7 @@ impl Context {
                     tracing::warn!("the certificate of node {} ends in {hours} h", self.own);
                 }
                 peers.node.expires = Some(i.own.not_after);
+                peers.node.life_s = Some(i.own.not_after - i.own.not_before);
                 peers.node.trouble.clear();
                 *self.identity.borrow_mut() = Some(i);
                 true

@@ -336,6 +336,7 @@ fn met(
         release: g.release,
         version: g.version,
         expires: t.not_after,
+        life_s: t.not_after - t.not_before,
         we_dialed,
     };
     (g.lookups, met)
