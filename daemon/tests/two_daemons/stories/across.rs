@@ -1,5 +1,5 @@
 //! Lanes across nodes: what each rule is for, one story each. The model of the same protocol (see
-//! `tests/src/model/remote.rs`) found most of them.
+//! `tests/model/src/remote.rs`) found most of them.
 
 use super::*;
 use lane::half::is_left;

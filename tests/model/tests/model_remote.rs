@@ -3,7 +3,7 @@
 //! `MODEL_STEPS=1` prints the steps of every counter-example; `MODEL_ONLY=leave` explores only lanes in configurations
 //! whose names contain that.
 
-#[path = "../src/model/remote.rs"]
+#[path = "../src/remote.rs"]
 mod remote;
 
 use remote::explore::{caught, circle, explore, holds, Due};

@@ -2,7 +2,7 @@
 //!
 //! `MODEL_STEPS=1` prints the steps of every counter-example.
 
-#[path = "../src/model/mod.rs"]
+#[path = "../src/mod.rs"]
 mod model;
 
 use model::explore::{caught, circle, explore, holds};
