@@ -138,7 +138,7 @@ pub fn the_ca_is_replaced(c: &mut Cluster) -> Result<()> {
     still_counts(c, &before)
 }
 
-/// A node is removed from the cluster: nobody speaks with it any more.
+/// A node is removed from the cluster: nobody speaks with it any more, until it is there again.
 pub fn a_node_goes(c: &mut Cluster) -> Result<()> {
     c.node(SECOND.name).ctr(&["version"])?; // (it still runs)
     c.stop_kubelet(1);
@@ -147,5 +147,11 @@ pub fn a_node_goes(c: &mut Cluster) -> Result<()> {
         let all = peers(c, FIRST.name);
         all.is_ok_and(|p| p["peers"].as_array().is_some_and(Vec::is_empty))
     })?;
-    await_mode(c, "shop", "load", "SMCD")
+    await_mode(c, "shop", "load", "SMCD")?;
+    // It comes back, as another node of the same name.
+    c.start_kubelet(1)?;
+    c.rolled_out_daemons()?;
+    await_channel(c)?;
+    c.stop_kubelet(1);
+    c.kubectl(&["delete", "node", SECOND.name]).map(drop)
 }

@@ -27,6 +27,12 @@ pub struct Facts {
     pub not_after: i64,
 }
 
+/// Was a certificate made before its node, which came into being at that second (0: not known)? A node that was removed and
+/// made again has to have another one. (Clocks differ by a minute at most, where nodes come from a cluster.)
+pub fn is_older(f: &Facts, since: i64) -> bool {
+    since != 0 && f.not_before + EARLIER_S + 60 < since
+}
+
 /// Reads names and times; `None` if this is no certificate. Says nothing about who signed it.
 pub fn facts(der: &[u8]) -> Option<Facts> {
     let (_, cert) = X509Certificate::from_der(der).ok()?;

@@ -1,7 +1,7 @@
 //! This node's certificate: asked for by a `CertificateSigningRequest`, renewed in time, and kept in files where the daemon
 //! reads it.
 
-use super::{Certificates, CA_FILE, SIGNER};
+use super::{Certificates, Nodes, CA_FILE, SIGNER};
 use futures_util::StreamExt;
 use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestSpec,
@@ -19,7 +19,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::pin::pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use underpass_admin::certificate::{facts_of_all, facts_of_pem, Facts};
+use underpass_admin::certificate::{facts_of_all, facts_of_pem, is_older, Facts};
 use underpass_certificates::Request;
 
 /// How long an answer is waited for.
@@ -53,13 +53,14 @@ enum Error {
 }
 
 /// For ever: sees to it that there is a certificate of `node` that the others trust.
-pub(super) async fn keep(client: Client, node: &str, to: &Certificates) {
+pub(super) async fn keep(client: Client, node: &str, to: &Certificates, nodes: Option<&Nodes>) {
     let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
     let config = watcher::Config::default().fields(&format!("metadata.name={}", to.config_map));
     let mut published = pin!(watcher(maps, config).default_backoff().applied_objects());
     let mut trusted = fs::read_to_string(&to.ca).unwrap_or_default();
     let (mut pause, mut next) = (AGAIN, tokio::time::Instant::now());
     let mut asked = None;
+    let since = || nodes.and_then(|n| n.find(node)).map_or(0, |n| n.since);
     loop {
         tokio::select! {
             map = published.next() => match map {
@@ -72,7 +73,7 @@ pub(super) async fn keep(client: Client, node: &str, to: &Certificates) {
                 None => return,
             },
             () = tokio::time::sleep_until(next) => {
-                next += match renew(&client, node, to, &trusted, &mut asked).await {
+                next += match renew(&client, (node, since()), to, &trusted, &mut asked).await {
                     Ok(()) => {
                         pause = AGAIN;
                         LOOK
@@ -120,7 +121,7 @@ struct Asked {
 /// Asks for a certificate if it is time, and goes on waiting for one that was asked for before.
 async fn renew(
     client: &Client,
-    node: &str,
+    (node, since): (&str, i64),
     to: &Certificates,
     trusted: &str,
     asked: &mut Option<Asked>,
@@ -129,7 +130,7 @@ async fn renew(
     let now = now.map_or(0, |d| i64::try_from(d.as_secs()).unwrap_or(i64::MAX));
     let have = fs::read_to_string(&to.cert).ok();
     let have = have.and_then(|text| facts_of_pem(&text));
-    let fits = have.is_some_and(|f| lasts(&f, node, trusted, now));
+    let fits = have.is_some_and(|f| lasts(&f, node, trusted, now) && !is_older(&f, since));
     if trusted.is_empty() || (fits && to.key.exists()) {
         return Ok(()); // (nobody is trusted yet: the signer has not begun)
     }
@@ -245,6 +246,8 @@ mod tests {
         assert!(!lasts(&f, "a", &ca, 60) && !lasts(&f, "a", &ca, 91));
         assert!(!lasts(&f, "a", &ca, -1));
         assert!(!lasts(&f, "b", &ca, 1));
+        // The node was made again at this second: the certificate is of a former one.
+        assert!(!is_older(&f, 0) && !is_older(&f, 3660) && is_older(&f, 3661));
         // The CA was replaced, and the old one is not trusted any more.
         let other = underpass_certificates::ca("two", life, now).unwrap().cert;
         assert!(!lasts(&f, "a", &other, 1));

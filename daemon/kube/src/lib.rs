@@ -200,7 +200,7 @@ async fn know(client: kube::Client, node: &str, others: &Others) {
     };
     let identity = async {
         if let Some(c) = &others.certificates {
-            identity::keep(client.clone(), node, c).await;
+            identity::keep(client.clone(), node, c, others.nodes.as_deref()).await;
         }
     };
     tokio::join!(nodes, identity);

@@ -217,7 +217,7 @@ pub(crate) async fn dial(ctx: &Context, peer: &Peer) -> Result<Ready, Failure> {
             return Err(fail(text));
         }
     };
-    if is_older(&theirs, peer) {
+    if certificate::is_older(&theirs, peer.since) {
         part(&mut stream, CloseReason::Identity, OLDER).await;
         return Err(fail(OLDER.into()));
     }
@@ -296,7 +296,7 @@ pub(crate) async fn accept(
     if ctx
         .directory
         .find(node)
-        .is_none_or(|p| is_older(&theirs, &p))
+        .is_none_or(|p| certificate::is_older(&theirs, p.since))
     {
         part(&mut stream, CloseReason::Identity, OLDER).await;
         return Err(Failure::new(Some(node), OLDER));
@@ -314,13 +314,6 @@ pub(crate) async fn accept(
 /// Why a certificate is refused that was made before its node.
 const OLDER: &str =
     "its certificate is older than its node: it was made for a former one of this name";
-
-/// Was it made before the node? (A node that was removed, and made again, has to ask for another one. Clocks differ by a
-/// minute at most, where nodes come from a cluster.)
-fn is_older(theirs: &certificate::Facts, peer: &Peer) -> bool {
-    let made = theirs.not_before + certificate::EARLIER_S;
-    peer.since != 0 && made + 60 < peer.since
-}
 
 fn met(
     g: Greeting,
