@@ -149,6 +149,9 @@ fn a_pause_asks_nothing() {
 fn signals_end_it_and_give_the_terminal_back() {
     let d = daemon();
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        // SAFETY: no handler is replaced. Whoever runs the tests in the background may have it ignored, and what is ignored is
+        // inherited.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
         let (pty, running) = shown(&d, "0.1");
         running.kill(signal);
         let as_shells_have_it = 128 + u32::try_from(signal).unwrap();
