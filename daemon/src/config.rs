@@ -398,7 +398,10 @@ mod tests {
             assert!(e.contains(why), "{e}");
         };
         wrong(&cluster.replace("api = true", ""), "needs kubernetes.api");
-        wrong(&format!("{cluster}{}", &peers[16..]), "[[peer]] must go");
+        wrong(
+            &format!("{cluster}{}", &peers[peers.find("[[peer]]").unwrap()..]),
+            "[[peer]] must go",
+        );
         wrong(
             &format!("{cluster}[node]\ncontrol = 'x'"),
             "control address `x`",

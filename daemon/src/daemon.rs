@@ -347,7 +347,8 @@ fn directory(config: &Config, cluster: &Cluster) -> Option<Rc<dyn Directory>> {
             tracing::error!("no lanes to other nodes: node name `{own}` is no DNS name");
             return None;
         }
-        let d = ClusterDirectory::new(own.as_str().into(), nodes.clone(), port);
+        let signed = !config.kubernetes.ca.is_empty();
+        let d = ClusterDirectory::new(own.as_str().into(), nodes.clone(), port, signed);
         return Some(Rc::new(d));
     }
     let named = config.directory().ok().flatten()?; // checked when it was loaded

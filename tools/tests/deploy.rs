@@ -14,7 +14,8 @@ fn the_example_configuration_shows_the_defaults() {
         .split(|c: char| !(c.is_ascii_lowercase() || c == '_' || c == ':' || c.is_ascii_digit()));
     for key in keys
         .filter_map(|w| w.strip_suffix(':'))
-        .filter(|k| k.contains(char::is_alphanumeric)) // (addresses have colons, too)
+        .filter(|k| k.contains(char::is_alphanumeric))
+    // (addresses have colons, too)
     {
         let shown = text
             .lines()

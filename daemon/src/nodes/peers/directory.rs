@@ -68,6 +68,8 @@ pub struct Peer {
     pub control: (String, u16),
     /// When it became a node, in seconds since 1970; 0: not known. Another time is another node.
     pub since: i64,
+    /// No certificate from before counts, in seconds since 1970; 0: all do.
+    pub certified_since: i64,
 }
 
 impl Peer {
@@ -260,6 +262,7 @@ impl FileDirectory {
                 name: name.clone(),
                 control,
                 since: 0,
+                certified_since: 0,
             };
             if peers.insert(name.clone(), peer).is_some() {
                 return Err(Error::Twice(l.name.into()));

@@ -217,7 +217,7 @@ pub(crate) async fn dial(ctx: &Context, peer: &Peer) -> Result<Ready, Failure> {
             return Err(fail(text));
         }
     };
-    if certificate::is_older(&theirs, peer.since) {
+    if certificate::is_older(&theirs, peer.certified_since) {
         part(&mut stream, CloseReason::Identity, OLDER).await;
         return Err(fail(OLDER.into()));
     }
@@ -296,7 +296,7 @@ pub(crate) async fn accept(
     if ctx
         .directory
         .find(node)
-        .is_none_or(|p| certificate::is_older(&theirs, p.since))
+        .is_none_or(|p| certificate::is_older(&theirs, p.certified_since))
     {
         part(&mut stream, CloseReason::Identity, OLDER).await;
         return Err(Failure::new(Some(node), OLDER));

@@ -14,11 +14,18 @@ pub struct ClusterDirectory {
     nodes: Arc<Nodes>,
     /// Where all daemons of the cluster listen.
     port: u16,
+    /// Certificates come from the cluster's signer, when there is a node to ask for one. (Other people's may be older.)
+    signed: bool,
 }
 
 impl ClusterDirectory {
-    pub fn new(own: Name, nodes: Arc<Nodes>, port: u16) -> Self {
-        ClusterDirectory { own, nodes, port }
+    pub fn new(own: Name, nodes: Arc<Nodes>, port: u16, signed: bool) -> Self {
+        ClusterDirectory {
+            own,
+            nodes,
+            port,
+            signed,
+        }
     }
 
     fn peer(&self, name: Name, node: &NodeAt) -> Option<Peer> {
@@ -27,6 +34,7 @@ impl ClusterDirectory {
         (name != self.own && valid_name(&name)).then(|| Peer {
             control: (at.to_string(), self.port),
             since: node.since,
+            certified_since: if self.signed { node.since } else { 0 },
             name,
         })
     }
