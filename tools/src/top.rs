@@ -26,6 +26,8 @@ use std::process::ExitCode;
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::time::{Duration, Instant};
 
+/// How long the way out may take after a signal.
+const LEAVING: Duration = Duration::from_secs(1);
 /// How long a key is waited for before signals and answers are looked at.
 const STEP: Duration = Duration::from_millis(50);
 
@@ -53,6 +55,11 @@ pub fn run(dir: Option<PathBuf>, o: &cli::Top) -> Outcome {
     std::thread::spawn(move || {
         if let Ok(s) = ends.wait() {
             let _ = tell_signal.send(s);
+            // Whoever waits for a key of a terminal that is gone waits for ever, and busily (crossterm's `poll` does not return
+            // at its end).
+            std::thread::sleep(LEAVING);
+            let _ = ends.thread_unblock();
+            let _ = raise(s);
         }
     });
     let (ask, asked) = channel();

@@ -2,9 +2,13 @@
 
 mod support;
 
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::pty::{Pty, Running};
 use support::{rows, serve, text, FakeDaemon};
 use underpass_admin::{Request, Response, Row, Stats, Where, ADMIN_SOCK};
@@ -157,6 +161,52 @@ fn signals_end_it_and_give_the_terminal_back() {
         let as_shells_have_it = 128 + u32::try_from(signal).unwrap();
         assert_eq!(pty.status(), as_shells_have_it);
         is_given_back(&pty);
+    }
+}
+
+/// A window is closed, or a connection to the machine is: nothing goes on without a terminal.
+#[test]
+fn a_terminal_that_goes_takes_it_along() {
+    let d = daemon();
+    let (mut ours, mut theirs) = (-1, -1);
+    let null = std::ptr::null_mut::<libc::c_char>();
+    let size = libc::winsize {
+        ws_row: 40,
+        ws_col: 160,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: what is not null is there to be written to, or to be read.
+    let r = unsafe { libc::openpty(&mut ours, &mut theirs, null, null.cast(), &size) };
+    assert_eq!(r, 0);
+    // SAFETY: they were just opened, and nobody else has them.
+    let (mut ours, theirs) = unsafe { (File::from_raw_fd(ours), File::from_raw_fd(theirs)) };
+    // SAFETY: a flag of a descriptor that is open.
+    unsafe { libc::fcntl(ours.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
+    let end = || theirs.try_clone().unwrap();
+    let mut c = d.tool(&["top", "-d", "0.1"]);
+    c.stdin(end()).stdout(end()).stderr(end());
+    // SAFETY: calls that may be made between fork and exec.
+    unsafe {
+        c.pre_exec(|| {
+            libc::signal(libc::SIGHUP, libc::SIG_DFL);
+            libc::setsid();
+            libc::ioctl(0, libc::TIOCSCTTY, 0);
+            Ok(())
+        });
+    }
+    let mut child = c.spawn().unwrap();
+    drop((c, theirs));
+    let (mut said, mut some) = (Vec::new(), [0; 4096]);
+    while !String::from_utf8_lossy(&said).contains(SHOWN) {
+        let n = ours.read(&mut some).unwrap();
+        said.extend_from_slice(&some[..n]);
+    }
+    drop(ours);
+    let until = Instant::now() + Duration::from_secs(60);
+    while child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < until, "it goes on without a terminal");
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
