@@ -115,6 +115,53 @@ async fn first_message(control: &Control, buf: &mut [u8]) -> Option<(usize, Vec<
     }
 }
 
+/// What a shim says first, and hands over.
+struct Greeting {
+    /// That both speak.
+    version: u16,
+    /// The process's own number of itself.
+    pid: u32,
+    table: (memfd::Ident, Foreign),
+    /// A descriptor by which its children find the daemon.
+    dialing: Option<Foreign>,
+}
+
+impl Greeting {
+    fn read(bytes: &[u8], mut fds: Vec<Foreign>) -> Result<Greeting, (Reason, &'static str)> {
+        let Ok(ToDaemon::Hello {
+            version,
+            min_version,
+            pid,
+            table_bytes,
+            ..
+        }) = ToDaemon::decode(bytes)
+        else {
+            return Err((Reason::Sync, "its first message was no hello"));
+        };
+        let version = version.min(lane::VERSION);
+        if version < min_version.max(lane::MIN_VERSION) {
+            return Err((Reason::VersionMismatch, "no common version"));
+        }
+        let dialing = (fds.len() == 2).then(|| fds.pop()).flatten();
+        let (Some(table), true) = (fds.pop(), fds.is_empty()) else {
+            let why = "neither one nor two descriptors with the hello";
+            return Err((Reason::Sync, why));
+        };
+        let ident =
+            memfd::check_fixed(&table, TABLE_BYTES).filter(|_| table_bytes == TABLE_BYTES as u64);
+        let Some(ident) = ident else {
+            let why = "its family table has the wrong size or can be resized";
+            return Err((Reason::Sync, why));
+        };
+        Ok(Greeting {
+            version,
+            pid,
+            table: (ident, table),
+            dialing,
+        })
+    }
+}
+
 /// Reads the hello, and admits or refuses the shim.
 async fn greet(
     shared: &Shared,
@@ -134,36 +181,11 @@ async fn greet(
         );
         None
     };
-    let Ok(ToDaemon::Hello {
-        version,
-        min_version,
-        pid,
-        table_bytes,
-        ..
-    }) = ToDaemon::decode(&buf[..len])
-    else {
-        return refuse(Reason::Sync, "its first message was no hello");
+    let greeting = match Greeting::read(&buf[..len], fds) {
+        Ok(g) => g,
+        Err((reason, why)) => return refuse(reason, why),
     };
-    let common = version.min(lane::VERSION);
-    if common < min_version.max(lane::MIN_VERSION) {
-        return refuse(Reason::VersionMismatch, "no common version");
-    }
-    let mut fds = fds;
-    let dialing = (fds.len() == 2).then(|| fds.pop()).flatten();
-    let (Some(table), true) = (fds.pop(), fds.is_empty()) else {
-        return refuse(
-            Reason::Sync,
-            "neither one nor two descriptors with the hello",
-        );
-    };
-    let ident =
-        memfd::check_fixed(&table, TABLE_BYTES).filter(|_| table_bytes == TABLE_BYTES as u64);
-    let Some(ident) = ident else {
-        return refuse(
-            Reason::Sync,
-            "its family table has the wrong size or can be resized",
-        );
-    };
+    let dialing = greeting.dialing;
     let mut process = match Process::of_peer(control.sock.get_ref().as_fd(), accepted) {
         Ok(p) => p,
         Err(e) => {
@@ -179,10 +201,11 @@ async fn greet(
     };
     let pidfd = process.take_pidfd()?;
     // (Before it gets an answer: then it may do what counts.)
-    let (table, found) = tables::begin(shared, (ident, table), process.id).await?;
+    let ident = greeting.table.0;
+    let (table, found) = tables::begin(shared, greeting.table, process.id).await?;
     let hello = Hello {
-        version: common,
-        own_pid: pid,
+        version: greeting.version,
+        own_pid: greeting.pid,
         ident,
         table,
         found,
