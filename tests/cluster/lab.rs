@@ -5,7 +5,7 @@
 use crate::cluster::Cluster;
 use crate::keys::DIR;
 use crate::node::{self, kubernetes, Place};
-use crate::things::{self, counts, Workload, REDIS};
+use crate::things::{self, are_on, counts, rows_of, Workload, REDIS};
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -51,21 +51,12 @@ impl Member {
 
     /// Rows of the connections of a workload's pod.
     fn rows(&self, workload: &str) -> Result<Vec<Value>> {
-        let said = self.tool("ss -ej")?;
-        let all: Vec<Value> = serde_json::from_str(&said).with_context(|| said)?;
-        let pod = format!("{workload}-");
-        let of = |r: &Value| {
-            let at = r["at"]["pod"].as_str();
-            at.is_some_and(|p| p.starts_with(&pod)) && r["state"] == "ACTIVE"
-        };
-        Ok(all.into_iter().filter(of).collect())
+        rows_of(&self.tool("ss -ej")?, workload)
     }
 
     /// Are all connections of the pod, one at least, in this mode?
     fn is_on(&self, workload: &str, mode: &str) -> bool {
-        let all = self.rows(workload).unwrap_or_default();
-        let on = |r: &Value| r["mode"].as_str().is_some_and(|m| m.starts_with(mode));
-        !all.is_empty() && all.iter().all(on)
+        are_on(&self.rows(workload).unwrap_or_default(), mode)
     }
 
     /// Runs a script where the workload's connected program runs.

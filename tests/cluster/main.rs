@@ -16,7 +16,7 @@ use serde_json::Value;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use things::{counts, service, Workload, REDIS};
+use things::{are_on, counts, rows_of, service, Workload, REDIS};
 use underpass_tests::harness::until;
 
 /// Longest wait for what should happen soon.
@@ -113,25 +113,15 @@ fn prepare(c: &mut Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Modes of a workload's connections, as the tool prints them.
-fn modes(c: &Cluster, namespace: &str, workload: &str) -> Result<Vec<String>> {
-    let rows: Value = serde_json::from_str(&c.underpass(&["ss", "-n", namespace, "-ej"])?)?;
-    let rows = rows.as_array().context("rows")?.iter();
-    let pod = format!("{workload}-");
-    let of = rows.filter(|r| {
-        let at = r["at"]["pod"].as_str();
-        at.is_some_and(|p| p.starts_with(&pod)) && r["state"] == "ACTIVE"
-    });
-    Ok(of
-        .filter_map(|r| Some(r["mode"].as_str()?.to_owned()))
-        .collect())
+/// Rows of a workload's connections.
+fn rows(c: &Cluster, namespace: &str, workload: &str) -> Result<Vec<Value>> {
+    rows_of(&c.underpass(&["ss", "-n", namespace, "-ej"])?, workload)
 }
 
 /// Until every connection of the workload, of which there is one at least, is in this mode.
 fn await_mode(c: &Cluster, namespace: &str, workload: &str, mode: &str) -> Result<()> {
     until(&format!("{workload} is on {mode}"), SOON, || {
-        let all = modes(c, namespace, workload).unwrap_or_default();
-        !all.is_empty() && all.iter().all(|m| m.starts_with(mode))
+        are_on(&rows(c, namespace, workload).unwrap_or_default(), mode)
     })
 }
 
@@ -340,7 +330,7 @@ fn nothing_is_left(c: &mut Cluster) -> Result<()> {
         let there = c.exec("shop", w, &["ls", "/run"])?;
         ensure!(!there.contains("underpass"), "{there}");
     }
-    let rows = modes(c, "shop", "load")?;
+    let rows = rows(c, "shop", "load")?;
     ensure!(rows.is_empty(), "{rows:?}");
     c.helm(&["uninstall", "underpass", "-n", SYSTEM])?;
     let left = "all,clusterrole,clusterrolebinding,configmap,networkpolicy,role,rolebinding,secret";

@@ -2,7 +2,7 @@
 //! addresses are whose.
 
 use crate::cluster::{Cluster, FIRST, SECOND};
-use crate::things::{counts, Workload};
+use crate::things::{are_on, counts, rows_of, Workload};
 use crate::{await_mode, counted, deploy, remove, still_counts, REDIS_AT, SOON, SYSTEM};
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
@@ -39,13 +39,7 @@ fn await_channel(c: &Cluster) -> Result<()> {
 /// Rows of a workload's connections on a node.
 fn rows(c: &Cluster, node: &str, workload: &str) -> Result<Vec<Value>> {
     let said = c.underpass(&["--node", node, "ss", "-n", "shop", "-ej"])?;
-    let all: Vec<Value> = serde_json::from_str(&said).with_context(|| said)?;
-    let pod = format!("{workload}-");
-    let of = |r: &Value| {
-        let at = r["at"]["pod"].as_str();
-        at.is_some_and(|p| p.starts_with(&pod)) && r["state"] == "ACTIVE"
-    };
-    Ok(all.into_iter().filter(of).collect())
+    rows_of(&said, workload)
 }
 
 /// A second node comes. Its pods' connections to the first one's are paired by both daemons: the reason is that neither has
@@ -78,9 +72,7 @@ pub fn a_node_comes(c: &mut Cluster) -> Result<()> {
     beside.node = Some(SECOND.name);
     deploy(c, &beside)?;
     until("lanes on the second node", SOON, || {
-        let rows = rows(c, SECOND.name, "beside").unwrap_or_default();
-        let on = |r: &Value| r["mode"].as_str().is_some_and(|m| m.starts_with("SMCD"));
-        !rows.is_empty() && rows.iter().all(on)
+        are_on(&rows(c, SECOND.name, "beside").unwrap_or_default(), "SMCD")
     })?;
     for w in [&far, &near, &beside] {
         remove(c, w)?;

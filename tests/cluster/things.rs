@@ -1,6 +1,7 @@
 //! Descriptions of what the tests make in the cluster.
 
 use crate::cluster::IMAGE;
+use anyhow::{Context, Result};
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine;
 use serde_json::{json, Value};
@@ -186,6 +187,23 @@ pub fn counts(address: &str) -> String {
          {{ n=1; while read -r r; do [ \"$r\" = \"$n\" ] || {{ echo \"$n: $r\"; exit 1; }}; n=$((n + 1)); \
          echo $n >/tmp/counted; done; }}"
     )
+}
+
+/// A workload's connections, of all rows that the tool printed as JSON.
+pub fn rows_of(said: &str, workload: &str) -> Result<Vec<Value>> {
+    let all: Vec<Value> = serde_json::from_str(said).with_context(|| said.to_owned())?;
+    let pod = format!("{workload}-");
+    let of = |r: &Value| {
+        let at = r["at"]["pod"].as_str();
+        at.is_some_and(|p| p.starts_with(&pod)) && r["state"] == "ACTIVE"
+    };
+    Ok(all.into_iter().filter(of).collect())
+}
+
+/// Are there any, and are all of them in this mode?
+pub fn are_on(rows: &[Value], mode: &str) -> bool {
+    let on = |r: &Value| r["mode"].as_str().is_some_and(|m| m.starts_with(mode));
+    !rows.is_empty() && rows.iter().all(on)
 }
 
 /// A request for a certificate as nodes make them.
