@@ -220,9 +220,10 @@ impl Nodes {
     }
 
     fn change_nodes(&self, f: impl FnOnce(&mut State)) {
-        f(&mut self.state.write());
-        self.generation.fetch_add(1, Release); // whoever sees it sees the nodes
-        self.changes.send_modify(|n| *n += 1);
+        self.change(|s| {
+            f(s);
+            self.generation.fetch_add(1, Release); // whoever sees it sees the nodes
+        });
     }
 
     /// Replaces all nodes.

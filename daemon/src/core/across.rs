@@ -7,6 +7,7 @@ use crate::clients::view::{self, Entry};
 use crate::nodes::peers::cut::Cut;
 use crate::nodes::peers::digest::Key;
 use crate::nodes::peers::directory::Name;
+use crate::nodes::peers::members::GONE;
 use crate::nodes::peers::msg::Msg;
 use crate::nodes::peers::pairing::{Asked, Out, Paired, Pairing, Shown};
 use crate::nodes::peers::{Accepted, Peers};
@@ -133,9 +134,8 @@ impl<V: Provider> Core<V> {
             return Vec::new();
         };
         for node in &changes.gone {
-            let parted = self.peers.as_mut().and_then(|p| p.part(node));
-            if let Some((id, why, code)) = parted {
-                self.channel_down(node, id, why, code);
+            if let Some(id) = self.peers.as_ref().and_then(|p| p.part(node)) {
+                self.channel_down(node, id, GONE, Reason::PeerDaemon);
             }
             self.rails(|r| r.node_left(node));
             if let Some(p) = &mut self.peers {

@@ -8,7 +8,7 @@
 pub mod cut;
 pub mod digest;
 pub mod directory;
-mod members;
+pub mod members;
 pub mod msg;
 pub(crate) mod pairing;
 

@@ -3,11 +3,10 @@
 use super::directory::{Name, Peer as Listed};
 use super::msg::CloseReason;
 use super::{Peer, Peers};
-use lane::proto::reason::Reason;
 use std::collections::HashSet;
 
 /// Why the channel to a node that is gone has ended.
-const GONE: &str = "it is no node of this cluster any more";
+pub const GONE: &str = "it is no node of this cluster any more";
 
 /// What the directory says that has not been carried out.
 #[derive(Debug, Default)]
@@ -46,11 +45,10 @@ impl Peers {
     }
 
     /// Ends the channel to a node; the number of that channel, for which its end must be carried out.
-    pub fn part(&mut self, node: &Name) -> Option<(u64, &'static str, Reason)> {
-        let p = self.peers.get(node)?;
-        let c = p.channel.as_ref()?;
+    pub fn part(&self, node: &Name) -> Option<u64> {
+        let c = self.peers.get(node)?.channel.as_ref()?;
         c.cut.now(CloseReason::Identity, GONE);
-        Some((c.id, GONE, Reason::PeerDaemon))
+        Some(c.id)
     }
 
     /// Forgets a node without a channel.

@@ -125,6 +125,8 @@ struct Making {
 
 pub struct Pairing {
     directory: Rc<dyn Directory>,
+    /// It may say something else later.
+    changes: bool,
     /// Why this node makes no lanes to another; 0: it does.
     refusals: HashMap<Name, u32>,
     /// The refusal for all nodes that are not in `refusals`.
@@ -147,6 +149,7 @@ impl Pairing {
         let tables = nodes.map(table);
         Pairing {
             tables: tables.collect(),
+            changes: directory.changes().is_some(),
             directory,
             refusal,
             refusals: HashMap::new(),
@@ -185,14 +188,10 @@ impl Pairing {
     /// An end waits: look for its other end where it may be.
     pub fn lookup(&mut self, who: ConnRef, end: End, now: u64, alive: Alive, out: &mut Vec<Out>) {
         self.remove(who.client, who.conn, out);
-        let scope = self.scope(&end);
-        if scope == Scope::Own && self.directory.changes().is_none() {
-            return; // nor will it ever be on another
-        }
         let sought = Sought {
             who,
             end,
-            scope,
+            scope: Scope::Own, // until it is placed
             note: Shown::default(),
             seen: 0,
         };
@@ -203,6 +202,9 @@ impl Pairing {
     fn place(&mut self, mut s: Sought, now: u64, alive: Alive, out: &mut Vec<Out>) {
         let key = (s.who.client, s.who.conn);
         s.scope = self.scope(&s.end); // (it may come back from a Make, and the directory have changed)
+        if s.scope == Scope::Own && !self.changes {
+            return; // nor will it ever be on another node
+        }
         self.tuples.insert((s.end.local, s.end.peer), key);
         let nodes: Vec<Name> = match &s.scope {
             Scope::Own => Vec::new(),

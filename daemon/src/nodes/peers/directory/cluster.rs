@@ -39,8 +39,12 @@ impl ClusterDirectory {
         })
     }
 
-    fn whose(&self, node: Option<Name>) -> Owner {
-        match node {
+    /// `by`: what is asked.
+    fn whose(&self, ip: IpAddr, by: fn(&Nodes, IpAddr) -> Option<Name>) -> Owner {
+        if super::is_own(ip) {
+            return Owner::Own;
+        }
+        match by(&self.nodes, ip) {
             Some(n) if n == self.own => Owner::Own,
             Some(n) => Owner::Peer(n),
             None => Owner::Nobody,
@@ -64,18 +68,12 @@ impl Directory for ClusterDirectory {
     }
 
     fn owner(&self, ip: IpAddr) -> Owner {
-        if super::is_own(ip) {
-            return Owner::Own;
-        }
-        self.whose(self.nodes.owner(ip))
+        self.whose(ip, Nodes::owner)
     }
 
     /// (Not by what whoever makes pods may write: he would keep clients of an address that is not his from finding it.)
     fn place(&self, ip: IpAddr) -> Owner {
-        if super::is_own(ip) {
-            return Owner::Own;
-        }
-        self.whose(self.nodes.told(ip))
+        self.whose(ip, Nodes::told)
     }
 
     fn changes(&self) -> Option<watch::Receiver<u64>> {
