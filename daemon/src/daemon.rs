@@ -259,7 +259,7 @@ impl Pods {
             known.ask_also(learnt.clone());
         }
         if !config.csi.kubelet.as_os_str().is_empty() {
-            serve_kubelet(core, config);
+            serve_kubelet(core, config, made.is_ok());
         }
         let begun = match pods.nri.as_os_str().is_empty() {
             true => made.map_err(std::io::Error::other),
@@ -273,12 +273,17 @@ impl Pods {
 }
 
 /// Serves the kubelet as a CSI driver. Whatever is wrong with what it mounts: pods whose volumes are mounted have to end.
-fn serve_kubelet(core: &Shared, config: &Config) {
+/// `made`: the directory is this daemon's.
+fn serve_kubelet(core: &Shared, config: &Config, made: bool) {
     let config = config.clone();
     let core = core.clone();
     tokio::task::spawn_local(async move {
         let pods = config.pods.clone();
-        let fill = move || place::fill(&pods).and_then(|()| place::look(&pods.dir));
+        // (For a runtime with NRI, the thread that speaks with that fills it.)
+        let fill = move || match made && pods.nri.as_os_str().is_empty() {
+            true => place::fill(&pods).and_then(|()| place::look(&pods.dir)),
+            false => Ok(()),
+        };
         match tokio::task::spawn_blocking(fill).await {
             Ok(Ok(())) => {}
             Ok(Err(e)) => tracing::error!("pods have no use of their CSI volumes: {e}"),

@@ -10,7 +10,6 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Names in the directory.
@@ -73,11 +72,8 @@ pub fn make(dir: &Path) -> Result<OwnedFd, Error> {
 }
 
 /// Copies shim and tool into it, if they are others than those that are there. By rename: programs that have the old ones
-/// mapped keep them.
+/// mapped keep them. By one thread of the process.
 pub fn fill(config: &PodsConfig) -> Result<(), Error> {
-    // (By both ways to pods, which have a thread each.)
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Err(e) = fill_tool(config) {
         tracing::warn!("containers have no tool: {e}"); // they do without
     }
