@@ -33,6 +33,13 @@ pub fn is_older(f: &Facts, since: i64) -> bool {
     since != 0 && f.not_before + EARLIER_S + 60 < since
 }
 
+impl Facts {
+    /// For how many seconds it is valid from the beginning: some last for years, some for a day.
+    pub fn life_s(&self) -> i64 {
+        self.not_after - self.not_before
+    }
+}
+
 /// Reads names and times; `None` if this is no certificate. Says nothing about who signed it.
 pub fn facts(der: &[u8]) -> Option<Facts> {
     let (_, cert) = X509Certificate::from_der(der).ok()?;

@@ -219,9 +219,9 @@ pub struct NodeState {
     pub name: String,
     /// Where its daemon listens.
     pub listens: String,
-    /// When its certificate ends, and for how many seconds it was valid from the beginning.
+    /// When its certificate ends.
     pub expires: Option<i64>,
-    /// (The latter.)
+    /// For how many seconds that is valid from the beginning.
     pub life_s: Option<i64>,
     /// What is wrong with its certificate files; empty: nothing.
     pub trouble: String,
@@ -247,9 +247,9 @@ pub struct PeerState {
     pub release: String,
     /// Of the protocol: the newest that both speak.
     pub version: u32,
-    /// When the certificate that it showed ends, and for how many seconds it was valid from the beginning.
+    /// When the certificate that it showed ends.
     pub expires: Option<i64>,
-    /// (The latter.)
+    /// For how many seconds that is valid from the beginning.
     pub life_s: Option<i64>,
     /// Ends that one node looks for at the other.
     pub lookups: u64,

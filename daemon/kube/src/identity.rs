@@ -1,7 +1,7 @@
 //! This node's certificate: asked for by a `CertificateSigningRequest`, renewed in time, and kept in files where the daemon
 //! reads it.
 
-use super::{Certificates, Nodes, CA_FILE, SIGNER};
+use super::{Certificates, Nodes, CA_FILE, SIGNER, USAGES};
 use futures_util::StreamExt;
 use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestSpec,
@@ -13,14 +13,14 @@ use kube::runtime::wait::await_condition;
 use kube::runtime::watcher::{self, watcher};
 use kube::runtime::WatchStreamExt;
 use kube::{Api, Client, ResourceExt};
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io;
 use std::path::Path;
 use std::pin::pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use underpass_admin::certificate::{facts_of_all, facts_of_pem, is_older, Facts};
 use underpass_certificates::Request;
+use underpass_pods::files::put_text;
 
 /// How long an answer is waited for.
 const ANSWER: Duration = Duration::from_secs(60);
@@ -103,10 +103,9 @@ fn take_in(map: &ConfigMap, to: &Certificates, trusted: &mut String) -> Result<b
 
 /// Is it of this node, of somebody who is trusted, and for long enough? A third of its life is left for trying.
 fn lasts(f: &Facts, node: &str, trusted: &str, now: i64) -> bool {
-    let life = f.not_after - f.not_before;
     f.names.iter().any(|n| n == node)
         && now >= f.not_before
-        && now < f.not_after - life / 3
+        && now < f.not_after - f.life_s() / 3
         && facts_of_all(trusted)
             .iter()
             .any(|ca| ca.subject == f.issuer)
@@ -160,7 +159,6 @@ async fn renew(
 async fn ask(client: &Client, node: &str) -> Result<Asked, Error> {
     let (request, key) = Request::make(node)?;
     let all: Api<CertificateSigningRequest> = Api::all(client.clone());
-    let usages = ["digital signature", "server auth", "client auth"];
     let request = CertificateSigningRequest {
         metadata: ObjectMeta {
             generate_name: Some("underpass-".into()),
@@ -169,7 +167,7 @@ async fn ask(client: &Client, node: &str) -> Result<Asked, Error> {
         spec: CertificateSigningRequestSpec {
             request: ByteString(request.into_bytes()),
             signer_name: SIGNER.into(),
-            usages: Some(usages.map(Into::into).into()),
+            usages: Some(USAGES.map(Into::into).into()),
             ..CertificateSigningRequestSpec::default()
         },
         status: None,
@@ -190,11 +188,8 @@ async fn wait(client: &Client, name: &str) -> Result<String, Error> {
 
 fn answer(r: &CertificateSigningRequest) -> Option<Result<String, Error>> {
     let status = r.status.as_ref()?;
-    let no = |c: &&_| -> bool {
-        let c: &k8s_openapi::api::certificates::v1::CertificateSigningRequestCondition = c;
-        matches!(c.type_.as_str(), "Denied" | "Failed")
-    };
-    if let Some(c) = status.conditions.iter().flatten().find(no) {
+    let mut all = status.conditions.iter().flatten();
+    if let Some(c) = all.find(|c| matches!(c.type_.as_str(), "Denied" | "Failed")) {
         let why = c.message.clone().unwrap_or_default();
         return Some(Err(Error::Refused(why)));
     }
@@ -202,20 +197,10 @@ fn answer(r: &CertificateSigningRequest) -> Option<Result<String, Error>> {
     Some(String::from_utf8(cert.0.clone()).map_err(|_| Error::NoCertificate))
 }
 
-/// Replaces a file, at once and whole.
+/// Replaces a file, at once and whole, and makes its directory if need be.
 fn put(to: &Path, text: &str, mode: u32) -> io::Result<()> {
-    let dir = to.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(dir)?;
-    let new = to.with_extension("new");
-    match fs::remove_file(&new) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    let mut options = OpenOptions::new();
-    let mut file = options.write(true).create_new(true).mode(mode).open(&new)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&new, to)
+    fs::create_dir_all(to.parent().unwrap_or(Path::new("/")))?;
+    put_text(to, text.as_bytes(), mode)
 }
 
 #[cfg(test)]

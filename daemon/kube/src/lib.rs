@@ -46,6 +46,8 @@ const EVENTS: usize = 64;
 
 /// Who signs the nodes' certificates, as requests name it.
 pub const SIGNER: &str = "underpass.io/node";
+/// What the keys of nodes are for.
+pub const USAGES: [&str; 3] = ["digital signature", "server auth", "client auth"];
 /// Where the ConfigMap has the certificates of the CAs to trust.
 pub const CA_FILE: &str = "ca.crt";
 

@@ -30,7 +30,7 @@ impl Cluster {
 
     /// Replaces the file, at once and whole.
     pub fn save(&self, file: &Path) -> io::Result<()> {
-        put_text(file, &serde_json::to_vec(self)?)
+        put_text(file, &serde_json::to_vec(self)?, 0o666)
     }
 
     pub fn is_init(&self, uid: &str, container: &str) -> bool {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Makes a file beside `to`, and renames it over that. What an earlier try has left is removed, and what this one leaves if
@@ -19,10 +20,11 @@ pub(crate) fn put(to: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::
     made
 }
 
-/// The same with this text, which is on the disk before it has its name.
-pub(crate) fn put_text(to: &Path, text: &[u8]) -> io::Result<()> {
+/// The same with this text, which is on the disk before it has its name. `mode`: as for `open`, subject to the umask.
+pub fn put_text(to: &Path, text: &[u8], mode: u32) -> io::Result<()> {
     put(to, |new| {
-        let mut file = fs::File::create_new(new)?;
+        let mut options = fs::OpenOptions::new();
+        let mut file = options.write(true).create_new(true).mode(mode).open(new)?;
         io::Write::write_all(&mut file, text)?;
         file.sync_all()
     })

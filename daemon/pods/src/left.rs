@@ -27,6 +27,7 @@ pub fn leave(config: &PodsConfig) -> io::Result<()> {
     put_text(
         &config.dir.with_file_name(CONFIG),
         &serde_json::to_vec(config)?,
+        0o666,
     )
 }
 

@@ -17,7 +17,7 @@
 )]
 
 pub mod cluster;
-mod files;
+pub mod files;
 pub mod left;
 pub mod place;
 pub mod policy;

@@ -8,14 +8,13 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use underpass_admin::certificate::valid_name;
 use underpass_certificates::Request;
+use underpass_kube::USAGES;
 
 /// What the API server writes of the pod to which the asker's token is bound.
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 /// The node of that pod; since Kubernetes 1.30.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
-/// What the keys of nodes are for.
-const USAGES: [&str; 3] = ["digital signature", "server auth", "client auth"];
 
 /// The pod that asks, as the API server knows it.
 #[derive(Debug, PartialEq)]

@@ -103,8 +103,7 @@ impl Keys {
     /// Is it time for new ones? After two thirds of the old ones' time.
     pub fn is_due(&self, now: OffsetDateTime) -> bool {
         let now = now.unix_timestamp();
-        facts_of_pem(&self.certificate)
-            .is_none_or(|f| now - f.not_before > (f.not_after - f.not_before) / 3 * 2)
+        facts_of_pem(&self.certificate).is_none_or(|f| now - f.not_before > f.life_s() / 3 * 2)
     }
 }
 

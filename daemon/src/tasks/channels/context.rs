@@ -44,12 +44,13 @@ impl Context {
                     tracing::warn!("{}: others can read this key", self.files.key.display());
                 }
                 let left = tls::left(i.own.not_after);
-                if left < EXPIRY_WARNING.min(tls::life(&i.own) / 4) {
+                let life_s = u64::try_from(i.own.life_s()).unwrap_or(0);
+                if left < EXPIRY_WARNING.min(Duration::from_secs(life_s) / 4) {
                     let hours = left.as_secs() / 3600;
                     tracing::warn!("the certificate of node {} ends in {hours} h", self.own);
                 }
                 peers.node.expires = Some(i.own.not_after);
-                peers.node.life_s = Some(i.own.not_after - i.own.not_before);
+                peers.node.life_s = Some(i.own.life_s());
                 peers.node.trouble.clear();
                 *self.identity.borrow_mut() = Some(i);
                 true

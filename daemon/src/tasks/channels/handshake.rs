@@ -329,7 +329,7 @@ fn met(
         release: g.release,
         version: g.version,
         expires: t.not_after,
-        life_s: t.not_after - t.not_before,
+        life_s: t.life_s(),
         we_dialed,
     };
     (g.lookups, met)

@@ -43,11 +43,6 @@ pub fn left(not_after: i64) -> Duration {
     Duration::from_secs(u64::try_from(not_after - now()).unwrap_or(0))
 }
 
-/// How long it was valid from the beginning: some last for years, some for a day.
-pub fn life(f: &Facts) -> Duration {
-    Duration::from_secs(u64::try_from(f.not_after - f.not_before).unwrap_or(0))
-}
-
 /// Everything that a handshake needs.
 #[derive(Clone)]
 pub struct Identity {
