@@ -47,6 +47,7 @@ pub fn all(tree: &Tree) -> Result<(), String> {
     zig.arg(format!("{SHIM_TARGET}.{SHIM_GLIBC}"));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::iter::once(tree.target.join("venv/bin")).chain(std::env::split_paths(&path));
+    zig.env("CARGO_PROFILE_RELEASE_LTO", "thin");
     zig.env(
         "PATH",
         std::env::join_paths(dirs).map_err(|e| e.to_string())?,

@@ -253,11 +253,11 @@ fn lint(tree: &Tree) -> Vec<Step> {
         Step::new(
             "clippy",
             Kind::Check,
-            140,
+            120,
             tree.cargo("clippy --workspace --all-targets -- -D warnings"),
         ),
         // (The shim's library and the tool's have one name.)
-        doc(tree, "doc", 60, "--workspace --exclude underpass-shim"),
+        doc(tree, "doc", 45, "--workspace --exclude underpass-shim"),
         doc(tree, "doc shim", 15, "-p underpass-shim"),
     ];
     all.extend(checks::dependencies(tree));
@@ -298,7 +298,7 @@ fn unit(tree: &Tree) -> Step {
     // of their own to run under the shim: those are integration tests.
     let c = tree
         .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-csi -p underpass-webhook -p underpass-admin -p underpassd -p underpass -p xtask --lib --bins --tests");
-    Step::new("unit", Kind::Tests, 340, c)
+    Step::new("unit", Kind::Tests, 270, c)
 }
 
 /// The data engine over simulated verbs, thousands of seeds.
@@ -350,7 +350,7 @@ fn integration(tree: &Tree, names: &[String]) -> Step {
         c.args(["--skip", "root_"]);
     }
     c.args(names);
-    Step::new("integration", Kind::Tests, 925, c)
+    Step::new("integration", Kind::Tests, 980, c)
 }
 
 /// Chaos for ten minutes, or as long as the environment says; a minute of it is among the integration
@@ -377,7 +377,7 @@ fn suites(tree: &Tree, names: &[String], full: bool) -> Step {
     if full {
         c.env("UNDERPASS_SUITES", "full");
     }
-    let budget = if full { 28_800 } else { 320 };
+    let budget = if full { 28_800 } else { 360 };
     Step::new("suites", Kind::Tests, budget, c)
 }
 
@@ -461,7 +461,7 @@ fn packaging(tree: &Tree, names: &[String]) -> Step {
 fn lab(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test lab --");
     c.args(names);
-    Step::new("lab", Kind::Tests, 860, c)
+    Step::new("lab", Kind::Tests, 890, c)
 }
 
 #[cfg(test)]
