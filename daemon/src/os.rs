@@ -7,6 +7,7 @@
 pub(crate) mod address;
 pub mod fds;
 pub mod memfd;
+pub(crate) mod near;
 pub mod process;
 pub(crate) mod random;
 pub mod sockopt;

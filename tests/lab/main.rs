@@ -65,6 +65,10 @@ const TESTS: &[(&str, Test)] = &[
         across::unmodified::pgbench_between_nodes,
     ),
     (
+        "across::the_rail_of_the_interface",
+        across::rails::the_rail_of_the_interface,
+    ),
+    (
         "across::a_rail_cut_under_load",
         across::rails::a_rail_cut_under_load,
     ),

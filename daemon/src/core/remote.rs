@@ -223,7 +223,8 @@ impl<V: Provider> Core<V> {
         fds: Vec<Foreign>,
     ) -> Result<(), Violation> {
         let fd = super::only(fds, "a lane's socket is exactly one descriptor")?;
-        match self.rails(|r| r.held(from, at, fd)) {
+        let pid = self.clients.get(&from).map_or(0, |p| p.proc_id.pid);
+        match self.rails(|r| r.held((from, pid), at, fd)) {
             Some(false) => Err(Violation("a lane's socket is another connection's")),
             _ => {
                 self.held.notify_one();

@@ -17,6 +17,7 @@ mod incarnation;
 mod inherited;
 mod lanes;
 mod members;
+mod near;
 mod show;
 mod takeover;
 mod wake;
@@ -26,6 +27,7 @@ use crate::clients::ids::{ClientId, ConnRef};
 use crate::config::RailConfig;
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::msg::Msg;
+use crate::os::near::Near;
 use crate::os::system::System;
 use area::DaemonArea;
 use crossbeam::channel::{Receiver, Sender};
@@ -114,6 +116,13 @@ struct RemoteGroup {
     asked: Option<u64>,
 }
 
+/// What a helper has done with a socket.
+enum Finished {
+    Takeover(takeover::Done),
+    /// Where this connection's end is.
+    Near(Key, ConnRef, Near),
+}
+
 pub struct Rails<V: Provider> {
     system: Arc<dyn System>,
     devices: Option<Devices<V>>,
@@ -124,7 +133,7 @@ pub struct Rails<V: Provider> {
     /// An eventfd that wakes the data plane.
     wake: Option<Arc<OwnedFd>>,
     /// Results of helpers that have worked on sockets.
-    jobs: (Sender<takeover::Done>, Receiver<takeover::Done>),
+    jobs: (Sender<Finished>, Receiver<Finished>),
     /// The daemon is counted as asleep on all link groups.
     dozing: bool,
     /// The epoll set of the data plane: links of engines, doorbells, devices.
@@ -433,6 +442,7 @@ impl<V: Provider> Rails<V> {
                 }
             }
         }
+        self.rank_all();
         self.tell_refusals();
     }
 

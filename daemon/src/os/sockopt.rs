@@ -34,6 +34,19 @@ pub fn get<T: Plain>(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<(T, us
     Ok((v, len as usize))
 }
 
+/// The network namespace that a socket is in. It needs CAP_NET_ADMIN there.
+pub fn network_namespace(sock: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    /// linux/sockios.h
+    const SIOCGSKNS: libc::c_ulong = 0x894c;
+    // SAFETY: the request takes no argument.
+    let fd = unsafe { libc::ioctl(sock.as_raw_fd(), SIOCGSKNS) };
+    if fd < 0 {
+        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+    }
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// The options of a socket that are numbers.
 pub struct Of<'a>(pub BorrowedFd<'a>);
 

@@ -2,6 +2,7 @@
 //! may wait, random numbers that nobody can guess, processes, and the TCP of connections that it takes over. Tests
 //! have an implementation of their own.
 
+use crate::os::near::Near;
 use crate::os::{random, sockopt};
 use lane::num;
 use lane::os::room;
@@ -27,6 +28,10 @@ pub trait System: Send + Sync {
     /// Are there bytes that the other end's kernel has not acknowledged?
     fn tcp_outstanding(&self, _sock: BorrowedFd<'_>) -> bool {
         false
+    }
+    /// Where the local end of a connection of this process is.
+    fn near(&self, _sock: BorrowedFd<'_>, _pid: u32) -> Near {
+        Near::default()
     }
     /// Sequence numbers that the kernel has taken on a connection's socket; `None` if it cannot tell now.
     fn tcp_sent(&self, sock: BorrowedFd<'_>) -> Option<u64>;
@@ -65,6 +70,10 @@ impl System for Machine {
 
     fn tcp_outstanding(&self, sock: BorrowedFd<'_>) -> bool {
         sockopt::outstanding(sock).is_ok_and(|n| n > 0)
+    }
+
+    fn near(&self, sock: BorrowedFd<'_>, pid: u32) -> Near {
+        Near::of(sock, pid)
     }
 
     fn tcp_sent(&self, sock: BorrowedFd<'_>) -> Option<u64> {

@@ -2,10 +2,12 @@
 
 use super::{new_ones_are_promoted, Load, ON, RATE};
 use anyhow::{ensure, Context, Result};
+use underpass_admin::Row;
 use underpass_tests::harness::until;
 use underpass_tests::lab::cluster::Cluster;
+
 use underpass_tests::lab::streams::{Plan, Streams};
-use underpass_tests::lab::{Lab, PATIENCE};
+use underpass_tests::lab::{Family, Lab, PATIENCE};
 
 /// One after the other is cut and mended: lanes go on over the one that is left.
 pub fn a_rail_cut_under_load(lab: &mut Lab) -> Result<()> {
@@ -26,6 +28,67 @@ pub fn a_rail_cut_under_load(lab: &mut Lab) -> Result<()> {
     }
     load.finish()?;
     c.no_resets()
+}
+
+/// A connection's bytes take the rail whose interface has its address: one of the node's, or a pod's that lies on it,
+/// though its address is of another rail's pool. While that rail is cut, they take the other one.
+pub fn the_rail_of_the_interface(lab: &mut Lab) -> Result<()> {
+    let c = Cluster::start(lab)?;
+    for rail in [1, 2] {
+        let mut plan = Plan::endless(4, RATE, c.eager());
+        plan.host = Some(lab.node(0).address(rail, Family::V4));
+        let s = Streams::start(lab, plan)?;
+        await_rail(&c, s.port, rail)?;
+        s.await_more(ON)?;
+        s.finish()?;
+    }
+    for n in [0, 1] {
+        let node = lab.node(n);
+        node.check(format!(
+            "ip netns add pod
+             ip link add pod0 link eth2 netns pod type macvlan mode bridge
+             ip -n pod addr add {}/24 dev pod0
+             ip -n pod link set lo up
+             ip -n pod link set pod0 up",
+            node.pod()
+        ))?;
+    }
+    let mut plan = Plan::endless(4, RATE, c.eager());
+    plan.host = Some(lab.node(0).pod());
+    plan.within = Some("pod");
+    // The connections themselves go over the second rail: it stays.
+    let s = Streams::start(lab, plan)?;
+    await_rail(&c, s.port, 2)?;
+    s.await_more(ON)?;
+    for n in [0, 1] {
+        lab.node(n).check("rdma link delete rxe2")?;
+    }
+    await_rail(&c, s.port, 1)?;
+    s.await_more(ON)?;
+    for n in [0, 1] {
+        let add = "rdma link add rxe2 type rxe netdev eth2";
+        lab.node(n).check(add)?;
+    }
+    await_rail(&c, s.port, 2)?;
+    s.await_more(ON)?;
+    s.finish()?;
+    for n in [0, 1] {
+        lab.node(n).check("ip netns delete pod")?;
+    }
+    c.no_resets()
+}
+
+/// Waits until both ends of the four connections to this port send over this rail.
+fn await_rail(c: &Cluster, port: u16, rail: usize) -> Result<()> {
+    let device = format!("rxe{rail}");
+    for n in [0, 1] {
+        c.await_rows(n, port, &format!("over {device}"), |rows| {
+            let over =
+                |r: &Row| r.mode == "SMCR" && r.rail.as_ref().is_some_and(|r| r.device == device);
+            rows.len() == 4 && rows.iter().all(over)
+        })?;
+    }
+    Ok(())
 }
 
 /// No rail is left: everything goes on over TCP, and over RDMA when there are rails again.

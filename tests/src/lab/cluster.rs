@@ -422,7 +422,10 @@ fn install(lab: &Lab, n: usize, certs: &Path) -> Result<()> {
 
 fn configuration(lab: &Lab, n: usize) -> String {
     let addresses = |node: &Node| {
-        let all = [Family::V4, Family::V6].map(|f| format!("'{}'", node.address(0, f)));
+        let rails = (1..=lab.rails()).map(|rail| node.address(rail, Family::V4));
+        let all = [Family::V4, Family::V6].map(|f| node.address(0, f));
+        let all = all.into_iter().chain(rails).chain([node.pod()]);
+        let all: Vec<_> = all.map(|a| format!("'{a}'")).collect();
         format!("[{}]", all.join(", "))
     };
     let (node, home) = (lab.node(n), home(n));

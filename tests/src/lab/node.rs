@@ -77,6 +77,11 @@ impl Node {
         }
     }
 
+    /// An address for a network namespace of it, in the subnet of the first rail.
+    pub fn pod(&self) -> IpAddr {
+        Ipv4Addr::new(10, 9, 1, self.index as u8 + 101).into()
+    }
+
     /// Its IPv4 address on eth0.
     pub fn host(&self) -> String {
         self.address(0, Family::V4).to_string()

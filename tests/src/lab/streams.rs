@@ -8,6 +8,7 @@ use super::{quoted, End as Exit, Lab, PATIENCE};
 use crate::harness::until;
 use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -30,6 +31,10 @@ pub struct Plan {
     pub nodes: [usize; 2],
     pub style: Style,
     pub connections: u32,
+    /// The address of the server, if not that on eth0.
+    pub host: Option<IpAddr>,
+    /// The network namespace of both ends, if not the machines'.
+    pub within: Option<&'static str>,
     pub ends: [Part; 2],
 }
 
@@ -69,6 +74,8 @@ impl Plan {
             nodes: [0, 1],
             style: Style::Threads,
             connections,
+            host: None,
+            within: None,
             ends: env.map(part),
         }
     }
@@ -154,10 +161,14 @@ impl Streams {
             };
             let spec = quoted(&serde_json::to_string(&spec)?);
             let job = lab.node(plan.nodes[end]);
-            let job = job.sh(format!("exec {program} {spec}"))?;
+            let enter = plan.within.map(|w| format!("ip netns exec {w} "));
+            let job = job.sh(format!(
+                "exec {}{program} {spec}",
+                enter.unwrap_or_default()
+            ))?;
             job.envs(part.env.iter().cloned()).limit(LIFE).spawn()
         };
-        let host = server.address(0, plan.family);
+        let host = plan.host.unwrap_or(server.address(0, plan.family));
         let serving = spawn(SERVER, Role::Serve((host, 0).into()))?;
         let port: u16 = serving.line("port ")?.parse()?;
         let connecting = spawn(CLIENT, Role::Connect((host, port).into()))?;

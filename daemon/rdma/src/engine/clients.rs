@@ -5,7 +5,7 @@
 //! writer.
 
 use super::lanes::Lane;
-use super::{ClientId, Host, LaneId, Pair};
+use super::{ClientId, Host, LaneId, Pair, RailId};
 use crate::verbs::Provider;
 use lane::abi::{Control, Epoch, RxWord, COUNTERS, LANES, LANES_PER_COUNTER};
 use lane::notify;
@@ -119,6 +119,15 @@ impl<P: Provider> Pair<P> {
         let id = self.lanes.add(Lane::new(client, slot))?;
         p.counters[slot / LANES_PER_COUNTER].lanes.push(id);
         Some(id)
+    }
+
+    /// How well a rail suits a lane: its bytes go over a rail of the smallest rank that works, and among links of equal
+    /// rank over the one with the fewest lanes. A rail without a rank comes last. A lane in use moves when it is told.
+    pub fn prefer(&mut self, id: LaneId, rail: RailId, rank: u8) {
+        if let Some(lane) = self.lanes.get_mut(id) {
+            lane.ranks.insert(rail, rank);
+        }
+        self.wake(id);
     }
 
     /// The peer has told the token by which it names the lane. Epochs above `base` belong to this use of the slots;

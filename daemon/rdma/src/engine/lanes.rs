@@ -3,9 +3,10 @@
 use super::api::Fault;
 use super::inn::In;
 use super::out::Out;
-use super::LaneId;
+use super::{LaneId, RailId};
 use lane::abi::Epoch;
 use lane::num;
+use litemap::LiteMap;
 
 /// Number of epochs in one use of a lane slot: `base + 1` to `base + EPOCHS`.
 pub(super) const EPOCHS: u32 = 0xffff;
@@ -19,6 +20,8 @@ pub(super) struct Lane {
     /// The link over which we send messages about the lane. It stays set after the link's death until both ends are
     /// destroyed.
     pub link: Option<u32>,
+    /// How well each rail suits the lane: 0 is best.
+    pub ranks: LiteMap<RailId, u8>,
     /// Requests posted and not completed.
     pub under_way: u32,
     seq_out: u16,
@@ -56,6 +59,7 @@ impl Lane {
             base: Epoch::NONE,
             peer: None,
             link: None,
+            ranks: LiteMap::new(),
             under_way: 0,
             seq_out: 0,
             seq_in: None,
@@ -75,6 +79,11 @@ impl Lane {
     /// Neither failed nor removed.
     pub(super) fn works(&self) -> bool {
         self.fault.is_none() && self.closing.is_none()
+    }
+
+    /// What a link over this rail counts for the lane.
+    pub(super) fn rank(&self, rail: RailId) -> u8 {
+        self.ranks.get(&rail).copied().unwrap_or(u8::MAX)
     }
 
     pub(super) fn next_seq(&mut self) -> u16 {

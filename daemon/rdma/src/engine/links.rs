@@ -70,6 +70,9 @@ impl<P: Provider> Pair<P> {
         self.fail_rail(id, "the device is gone");
         self.deregister_all(id);
         self.rails.remove(&id);
+        self.lanes.each(|_, l| {
+            l.ranks.remove(&id);
+        });
     }
 
     /// The device reports that a queue pair has failed.

@@ -14,6 +14,7 @@ use crate::verbs::{MemoryRegion, Provider};
 use crate::wire::{flag, Body, Cdc};
 use lane::abi::Cursor;
 use lane::num;
+use std::cmp::Ordering;
 
 /// A lane may post this many times its budget while no other lane waits for its turn.
 const ALONE: u64 = 4;
@@ -97,11 +98,13 @@ impl<P: Provider> Pair<P> {
                 return None; // the link is dead, but the peer has not confirmed that yet
             };
             let usable = self.usable(now, lane);
+            let fewer = |l: &Link<P>| match lane.rank(l.rail).cmp(&lane.rank(now.rail)) {
+                Ordering::Less => true,
+                Ordering::Equal => l.lanes + 2 <= now.lanes,
+                Ordering::Greater => false,
+            };
             let better = |(n, l): &(&LinkId, &Link<P>)| {
-                **n != no
-                    && active(l)
-                    && self.usable(l, lane)
-                    && (!usable || l.lanes + 2 <= now.lanes)
+                **n != no && active(l) && self.usable(l, lane) && (!usable || fewer(l))
             };
             if !self.links.iter().any(|l| better(&l)) {
                 return Some(no);
@@ -116,8 +119,9 @@ impl<P: Provider> Pair<P> {
             lane.moved();
             lane.validate = validate;
         }
-        let rank = |(no, l): (&LinkId, &Link<P>)| (!self.usable(l, lane), l.lanes, *no);
-        let (_, _, no) = self
+        let rank =
+            |(no, l): (&LinkId, &Link<P>)| (!self.usable(l, lane), lane.rank(l.rail), l.lanes, *no);
+        let (.., no) = self
             .links
             .iter()
             .filter(|(_, l)| active(l))

@@ -65,6 +65,51 @@ fn better_links() {
     assert_eq!((views[0].lanes, views[1].lanes), (2, 2));
 }
 
+/// A lane goes over the rail that suits it best, however many others do, over another one while that is down, and back.
+#[test]
+fn the_rail_that_suits() {
+    let mut b = Bench::new(config(true), 2);
+    let links = [b.link(), b.link()];
+    let lanes: Vec<_> = (0..4).map(|slot| b.lane(slot)).collect();
+    let on = |b: &Bench, no| {
+        let of = |l: &&u32| b.pair.link_of(**l) == Some(no);
+        lanes.iter().filter(of).count()
+    };
+    b.settle();
+    assert_eq!(links.map(|no| on(&b, no)), [2, 2]);
+    let rails = links.map(|no| {
+        let views = b.pair.links();
+        let of = views.iter().find(|v| v.link == no);
+        of.expect("a link").rail
+    });
+    // As long as only the worse one is ranked, that is the better one.
+    for (rank, rail, expected) in [(3, rails[0], [4, 0]), (1, rails[1], [0, 4])] {
+        lanes.iter().for_each(|l| b.pair.prefer(*l, rail, rank));
+        b.settle();
+        assert_eq!(links.map(|no| on(&b, no)), expected);
+    }
+    lanes[..3]
+        .iter()
+        .for_each(|l| b.pair.prefer(*l, rails[0], 0));
+    b.settle();
+    assert_eq!(links.map(|no| on(&b, no)), [3, 1]);
+    // Equal ranks are balanced, of lanes that have them.
+    lanes[..2]
+        .iter()
+        .for_each(|l| b.pair.prefer(*l, rails[1], 0));
+    b.settle();
+    assert_eq!(links.map(|no| on(&b, no)), [2, 2]);
+    b.pair.set_rail(rails[1], false);
+    b.peer.destroy(links[1]);
+    b.says(Control::QpDeadAck { link: links[1] });
+    b.settle();
+    assert_eq!(on(&b, links[0]), 4);
+    b.pair.set_rail(rails[1], true);
+    let back = b.link();
+    b.settle();
+    assert_eq!((on(&b, links[0]), on(&b, back)), (2, 2));
+}
+
 /// The lane's link has no key for its ring, the other one has.
 #[test]
 fn a_link_with_a_key() {

@@ -2,9 +2,10 @@
 //!
 //! Two rails of two nodes are taken to be connected if their addresses are in the same subnet: a daemon can know
 //! no more about the wiring. Where this is wrong, because a router connects two subnets, the configuration names
-//! the fabric.
+//! the fabric. Among several rails, a connection's bytes take the one that its own TCP bytes would take ([`Facts::rank`]).
 
 use crate::config::RailConfig;
+use crate::os::near::Near;
 use rustix::fd::RawFd;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -30,6 +31,30 @@ pub(crate) struct Facts {
     pub lid: u16,
     pub mtu: Mtu,
     pub fabric: u32,
+    /// The network interface whose address it has.
+    pub netdev: Option<String>,
+    /// The subnet of that address: an address in it, and the mask.
+    pub subnet: Option<(IpAddr, IpAddr)>,
+    pub numa: Option<u32>,
+}
+
+impl Facts {
+    /// How well this rail suits an end there; 0 is best. The interface is what an administrator has wired and addressed;
+    /// pools of addresses of several rails may overlap.
+    pub(super) fn rank(&self, near: &Near) -> u8 {
+        let below = self.netdev.as_ref();
+        if below.is_some_and(|n| near.interfaces.contains(n)) {
+            return 0;
+        }
+        let within = |(of, mask): (IpAddr, IpAddr)| masked(near.address?, mask).map(|a| a == of);
+        if self.subnet.and_then(within) == Some(true) {
+            return 1;
+        }
+        match self.numa.is_some() && self.numa == near.numa {
+            true => 2,
+            false => 3,
+        }
+    }
 }
 
 /// What happened to a rail.
@@ -46,6 +71,8 @@ pub(super) struct Devices<V: Provider> {
     config: Vec<RailConfig>,
     open: BTreeMap<DeviceId, Arc<V::Device>>,
     up: BTreeMap<Port, Facts>,
+    /// Ports of each device that the kernel lists.
+    listed: BTreeMap<DeviceId, usize>,
 }
 
 impl<V: Provider> Devices<V> {
@@ -55,7 +82,13 @@ impl<V: Provider> Devices<V> {
             config: config.to_vec(),
             open: BTreeMap::new(),
             up: BTreeMap::new(),
+            listed: BTreeMap::new(),
         }
+    }
+
+    /// Is there a choice, now or when another port comes up?
+    pub(super) fn are_several(&self) -> bool {
+        self.listed.values().sum::<usize>() > 1
     }
 
     pub(super) fn up(&self) -> &BTreeMap<Port, Facts> {
@@ -102,12 +135,14 @@ impl<V: Provider> Devices<V> {
             self.up.remove(&p);
             news.push(News::Gone(p));
         }
+        self.listed.remove(id);
         if self.open.remove(id).is_some() {
             tracing::info!(device = id.name, "rdma device gone");
         }
     }
 
     fn look(&mut self, d: &SysDevice, news: &mut Vec<News>) {
+        self.listed.insert(d.id.clone(), d.ports.len());
         let wanted: Vec<(u8, Facts)> = d
             .ports
             .iter()
@@ -201,11 +236,15 @@ impl<V: Provider> Devices<V> {
         let of_kind = p.gids.iter().filter(|g| g.kind == kind);
         let (_, gid, subnet) = of_kind
             .filter_map(|g| {
-                let subnet = subnet(&g.gid, kind == GidKind::InfiniBand).or(fabric)?;
+                let infiniband = kind == GidKind::InfiniBand;
+                let network = network(g.gid.ip()).filter(|_| !infiniband);
+                let prefix = || infiniband.then(|| number(&g.gid.0[..8]));
+                let of = network.map(subnet).or_else(prefix).or(fabric)?;
                 let v4 = matches!(g.gid.ip(), IpAddr::V4(_));
-                Some(((!v4, g.index), g, subnet))
+                Some(((!v4, g.index), g, (of, network)))
             })
             .min_by_key(|(rank, ..)| *rank)?;
+        let (subnet, network) = subnet;
         let of = fabric.unwrap_or(subnet);
         Some(Facts {
             gid: gid.gid,
@@ -220,43 +259,44 @@ impl<V: Provider> Devices<V> {
                 GidKind::Address => number(&[&of.to_be_bytes()[..], b"iWARP"].concat()),
                 _ => of,
             },
+            netdev: gid.netdev.clone().or_else(|| p.netdev.clone()),
+            subnet: network,
+            numa: d.numa_node,
         })
     }
 }
 
-/// A number for the subnet that an address is in; `None` if it cannot be told.
-fn subnet(gid: &Gid, infiniband: bool) -> Option<u32> {
-    if infiniband {
-        return Some(number(&gid.0[..8]));
+/// A number for a subnet.
+fn subnet((first, _): (IpAddr, IpAddr)) -> u32 {
+    match first {
+        IpAddr::V4(ip) => number(&ip.octets()),
+        IpAddr::V6(ip) => number(&ip.octets()),
     }
-    let ip = gid.ip();
-    let all = nix::ifaddrs::getifaddrs().ok()?;
-    for a in all {
-        let (Some(address), Some(mask)) = (a.address, a.netmask) else {
-            continue;
-        };
-        let found = match ip {
-            IpAddr::V4(ip) => address
-                .as_sockaddr_in()
-                .zip(mask.as_sockaddr_in())
-                .and_then(|(a, m)| {
-                    let (a, m) = (u32::from(a.ip()), u32::from(m.ip()));
-                    (a == u32::from(ip)).then(|| number(&(a & m).to_be_bytes()))
-                }),
-            IpAddr::V6(ip) if ip.is_unicast_link_local() => None,
-            IpAddr::V6(ip) => address
-                .as_sockaddr_in6()
-                .zip(mask.as_sockaddr_in6())
-                .and_then(|(a, m)| {
-                    let (a, m) = (u128::from(a.ip()), u128::from(m.ip()));
-                    (a == u128::from(ip)).then(|| number(&(a & m).to_be_bytes()))
-                }),
-        };
-        if found.is_some() {
-            return found;
-        }
+}
+
+/// The subnet of an address of this machine: its first address, and the mask.
+fn network(ip: IpAddr) -> Option<(IpAddr, IpAddr)> {
+    if matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
+        return None;
     }
-    None
+    let mut all = nix::ifaddrs::getifaddrs().ok()?;
+    all.find_map(|a| {
+        let plain = |s: nix::sys::socket::SockaddrStorage| {
+            let v4 = s.as_sockaddr_in().map(|s| IpAddr::V4(s.ip()));
+            v4.or(s.as_sockaddr_in6().map(|s| IpAddr::V6(s.ip())))
+        };
+        let (address, mask) = (plain(a.address?)?, plain(a.netmask?)?);
+        (address == ip).then_some((masked(address, mask)?, mask))
+    })
+}
+
+/// `None` if they are of two families.
+fn masked(address: IpAddr, mask: IpAddr) -> Option<IpAddr> {
+    match (address, mask) {
+        (IpAddr::V4(a), IpAddr::V4(m)) => Some((a & m).into()),
+        (IpAddr::V6(a), IpAddr::V6(m)) => Some((a & m).into()),
+        _ => None,
+    }
 }
 
 /// FNV-1a: the same on every node and in every version.
@@ -273,19 +313,50 @@ mod tests {
     use underpass_rdma::sim::{Faults, World};
     use underpass_rdma::verbs::{GidEntry, LinkLayer, Transport};
 
+    impl Facts {
+        fn of(gid: Gid) -> Facts {
+            Facts {
+                gid,
+                gid_index: 0,
+                lid: 0,
+                mtu: Mtu::B1024,
+                fabric: 0,
+                netdev: None,
+                subnet: None,
+                numa: None,
+            }
+        }
+    }
+
     #[test]
     fn subnets_have_numbers() {
-        let gid = |s: &str| {
-            let ip: std::net::Ipv6Addr = s.parse().unwrap();
-            Gid(ip.octets())
+        let of = |s: &str| network(s.parse().unwrap()).map(subnet);
+        assert_eq!(of("127.0.0.1"), Some(number(&[127, 0, 0, 0])), "/8");
+        assert_eq!(of("203.0.113.77"), None);
+        assert_eq!(of("fe80::1"), None);
+    }
+
+    #[test]
+    fn the_rail_of_an_end() {
+        let ip = |s: &str| Some(s.parse::<IpAddr>().unwrap());
+        let rail = Facts {
+            netdev: Some("ens2".into()),
+            subnet: ip("10.1.0.0").zip(ip("255.255.0.0")),
+            numa: Some(1),
+            ..Facts::of(Gid([0; 16]))
         };
-        let lo = subnet(&gid("::ffff:127.0.0.1"), false);
-        assert_eq!(lo, Some(number(&[127, 0, 0, 0])), "127.0.0.1/8");
-        assert_eq!(subnet(&gid("::ffff:203.0.113.77"), false), None);
-        assert_eq!(subnet(&gid("fe80::1"), false), None);
-        let ib = |last| subnet(&gid(&format!("fe80:0:0:5::{last}")), true);
-        assert_eq!(ib(1), ib(2));
-        assert_ne!(ib(1), subnet(&gid("fe80::1"), true));
+        let near = |names: &[&str], address, numa| Near {
+            address,
+            interfaces: names.iter().map(|n| n.to_string()).collect(),
+            numa,
+        };
+        assert_eq!(rail.rank(&near(&["eth0", "ens2"], ip("10.9.0.1"), None)), 0);
+        assert_eq!(rail.rank(&near(&["ens3"], ip("10.1.9.9"), Some(1))), 1);
+        assert_eq!(rail.rank(&near(&[], ip("10.2.0.1"), Some(1))), 2);
+        assert_eq!(rail.rank(&near(&["ens3"], ip("fd00::1"), Some(0))), 3);
+        assert_eq!(rail.rank(&Near::default()), 3);
+        let nothing = Facts::of(Gid([0; 16]));
+        assert_eq!(nothing.rank(&Near::default()), 3);
     }
 
     /// A subnet is the fabric: of an address's interface, or the first half of InfiniBand's.
@@ -341,14 +412,7 @@ mod tests {
             .map(|device| Port { device, port: 1 })
             .collect();
         for port in &ports {
-            let facts = Facts {
-                gid: Gid([0; 16]),
-                gid_index: 0,
-                lid: 0,
-                mtu: Mtu::B1024,
-                fabric: 0,
-            };
-            d.up.insert(port.clone(), facts);
+            d.up.insert(port.clone(), Facts::of(Gid([0; 16])));
         }
         let mut news = Vec::new();
         d.changed(&[Change::Removed(ids[0].clone())], &mut news);

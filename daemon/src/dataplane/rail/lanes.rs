@@ -16,6 +16,7 @@ use crate::nodes::peers::msg::Msg;
 use crate::nodes::peers::pairing::{Paired, Part};
 use crate::os::fds::Foreign;
 use crate::os::memfd::Ident;
+use crate::os::near::Near;
 use crate::os::sockopt;
 use lane::abi::{Cursor, Epoch, TcpPos, EPOCHS};
 use lane::family::flag;
@@ -67,6 +68,8 @@ pub(super) struct Takeover {
 pub(super) struct Lane {
     pub node: Name,
     pub who: ConnRef,
+    /// Where its end is on this node, once that was looked up.
+    pub near: Option<Near>,
     /// The table in which the connection stands; also after its process has ended.
     pub family: Arc<Family>,
     /// Number of the pairing, and our part in it.
@@ -142,6 +145,7 @@ impl<V: Provider> Rails<V> {
         let lane = Lane {
             node: p.node.clone(),
             who: p.who,
+            near: None,
             family,
             pair: p.pair,
             part: p.part,
@@ -351,8 +355,8 @@ impl<V: Provider> Rails<V> {
     }
 
     /// The process has taken the lane and gives us a copy of its socket. `false`: the socket is another
-    /// connection's, or there is a copy already.
-    pub fn held(&mut self, from: ClientId, at: Key, sock: Foreign) -> bool {
+    /// connection's, or there is a copy already. `pid`: the process.
+    pub fn held(&mut self, (from, pid): (ClientId, u32), at: Key, sock: Foreign) -> bool {
         let Some(l) = self.offered(from, at) else {
             return true; // the message crossed the end of the lane
         };
@@ -361,8 +365,10 @@ impl<V: Provider> Rails<V> {
             return false;
         }
         l.inode = rustix::fs::fstat(&sock).map_or(0, |s| s.st_ino);
-        l.sock = Some(Arc::new(sock));
+        let sock = Arc::new(sock);
+        l.sock = Some(sock.clone());
         let (engine, node) = (l.engine, l.node.clone());
+        self.look_near(at, pid, sock);
         if let (Some(id), Some(n)) = (engine, self.nodes.get_mut(&node)) {
             n.pair.gate(id, false);
         }

@@ -8,7 +8,7 @@
 use super::area::Areas;
 use super::inherited::LOOK_NS;
 use super::lanes::{Ending, Lane, Stage, Takeover};
-use super::{Key, Rails};
+use super::{Finished, Key, Rails};
 use crate::lanes::sock::{disconnect, unread, Sock};
 use crate::os::fds::Foreign;
 use crate::os::system::System;
@@ -277,7 +277,7 @@ impl<V: Provider> Rails<V> {
     fn start(&self, job: Job) {
         let (tell, wake) = (self.jobs.0.clone(), self.wake.clone());
         self.system.help(Box::new(move || {
-            let _ = tell.send(job.run());
+            let _ = tell.send(Finished::Takeover(job.run()));
             super::wake::wake(wake.as_deref());
         }));
     }
@@ -285,8 +285,13 @@ impl<V: Provider> Rails<V> {
     /// Handles the jobs that helpers have finished.
     fn take_jobs(&mut self) {
         while let Ok(done) = self.jobs.1.try_recv() {
-            self.tend_at = 0;
-            self.job_done(done);
+            match done {
+                Finished::Takeover(done) => {
+                    self.tend_at = 0;
+                    self.job_done(done);
+                }
+                Finished::Near(at, who, near) => self.near_found(at, who, near),
+            }
         }
     }
 

@@ -1,0 +1,321 @@
+//! Where the local end of a connection is on this node: by which interface its bytes leave, and to which processors
+//! its process is bound.
+//!
+//! A pod's address may be on an interface in the pod's own network namespace that lies on one of the node's (macvlan,
+//! ipvlan, a VLAN): both count, and what those lie on.
+
+use crate::os::sockopt;
+use netlink_packet_core::{
+    NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
+    NlasIterator, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST,
+};
+use netlink_sys::{protocols::NETLINK_ROUTE, Socket, SocketAddr};
+use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
+use std::convert::Infallible;
+use std::io;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// What is known of an end's place; each part may be unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Near {
+    /// Its address.
+    pub address: Option<IpAddr>,
+    /// Interfaces in the daemon's network namespace: the one that holds the address, then what each lies on.
+    pub interfaces: Vec<String>,
+    /// The NUMA node that has all processors of the process, if there are several nodes.
+    pub numa: Option<u32>,
+}
+
+/// Most interfaces that are followed down from one.
+const DEPTH: usize = 8;
+/// Most messages of one answer: who may add addresses to its own namespace does not keep a helper at work.
+const MESSAGES: usize = 1 << 16;
+
+impl Near {
+    /// The place of this socket's end, in the process `pid`. It asks the kernel several times, and enters a network
+    /// namespace on a thread of its own.
+    pub fn of(sock: BorrowedFd<'_>, pid: u32) -> Near {
+        let local = rustix::net::getsockname(sock).ok();
+        let local = local.and_then(|a| std::net::SocketAddr::try_from(a).ok());
+        let address = local.map(|a| a.ip().to_canonical());
+        let found = address.map(|a| interfaces(sock, a));
+        Near {
+            address,
+            interfaces: found.and_then(Result::ok).unwrap_or_default(),
+            numa: numa(pid),
+        }
+    }
+}
+
+fn interfaces(sock: BorrowedFd<'_>, address: IpAddr) -> io::Result<Vec<String>> {
+    let here = route_socket()?;
+    let theirs = sockopt::network_namespace(sock)?;
+    let ours = rustix::fs::stat("/proc/thread-self/ns/net")?;
+    let their = rustix::fs::fstat(&theirs)?;
+    if (ours.st_dev, ours.st_ino) == (their.st_dev, their.st_ino) {
+        below(None, &here, address)
+    } else {
+        let there = socket_in(&theirs)?;
+        below(Some(&there), &here, address)
+    }
+}
+
+/// A socket for rtnetlink in another network namespace, in which it stays.
+fn socket_in(namespace: &OwnedFd) -> io::Result<Socket> {
+    let open = || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+        route_socket()
+    };
+    std::thread::scope(|s| {
+        let opener = std::thread::Builder::new().name("network".into());
+        let opener = opener.spawn_scoped(s, open)?;
+        let failed = |_| io::Error::other("a thread that enters a network namespace");
+        opener.join().map_err(failed)?
+    })
+}
+
+fn route_socket() -> io::Result<Socket> {
+    let mut socket = Socket::new(NETLINK_ROUTE)?;
+    socket.bind_auto()?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    Ok(socket)
+}
+
+/// `there`: where the address is, if that is not `here`.
+fn below(there: Option<&Socket>, here: &Socket, address: IpAddr) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    let mut asked = there.unwrap_or(here);
+    let mut home = there.is_none();
+    let mut next = holder(asked, address)?;
+    for _ in 0..DEPTH {
+        let Some(index) = next else { break };
+        let Some(link) = link(asked, index)? else {
+            break;
+        };
+        if home {
+            names.extend(link.name);
+        }
+        match (link.outside, home) {
+            (false, _) => {}
+            // Interfaces of another namespace that ours lie on are nobody's rails here.
+            (true, true) => break,
+            // It may also be in a third one, whose numbers are not ours: then a rail is preferred without a reason.
+            (true, false) => (asked, home) = (here, true),
+        }
+        next = link.below.filter(|b| link.outside || *b != index);
+    }
+    Ok(names)
+}
+
+/// `RTM_NEWADDR` and so on (linux/rtnetlink.h), and attributes of addresses and links (if_addr.h, if_link.h).
+const GET_LINK: u16 = 18;
+const GET_ADDRESS: u16 = 22;
+const ADDRESS: u16 = 1;
+const LOCAL: u16 = 2;
+const NAME: u16 = 3;
+const LINK: u16 = 5;
+const LINK_NAMESPACE: u16 = 37;
+/// `AF_INET` and `AF_INET6`, as these messages have them.
+const INET: u8 = 2;
+const INET6: u8 = 10;
+/// Sizes of `struct ifaddrmsg` and `struct ifinfomsg`.
+const ADDRESS_HEAD: usize = 8;
+const LINK_HEAD: usize = 16;
+
+/// The number of the interface that has this address.
+fn holder(socket: &Socket, address: IpAddr) -> io::Result<Option<u32>> {
+    let (family, wanted) = match address {
+        IpAddr::V4(a) => (INET, a.octets().to_vec()),
+        IpAddr::V6(a) => (INET6, a.octets().to_vec()),
+    };
+    let mut head = [0; ADDRESS_HEAD];
+    head[0] = family;
+    let mut found = None;
+    ask(socket, GET_ADDRESS, NLM_F_DUMP, &head, |body| {
+        // (An interface to one other machine has that one's address as ADDRESS.)
+        let own = attribute(body, ADDRESS_HEAD, LOCAL).or(attribute(body, ADDRESS_HEAD, ADDRESS));
+        if own == Some(wanted.clone()) {
+            found = found.or(word(body.get(4..8)));
+        }
+    })?;
+    Ok(found)
+}
+
+#[derive(Debug, Default)]
+struct Link {
+    name: Option<String>,
+    /// The number of the interface that it lies on, and whether that is in another network namespace.
+    below: Option<u32>,
+    outside: bool,
+}
+
+fn link(socket: &Socket, index: u32) -> io::Result<Option<Link>> {
+    let mut head = [0; LINK_HEAD];
+    head[4..8].copy_from_slice(&index.to_ne_bytes());
+    let mut found = None;
+    ask(socket, GET_LINK, NLM_F_ACK, &head, |body| {
+        let attribute = |kind| attribute(body, LINK_HEAD, kind);
+        let name = attribute(NAME).and_then(|n| String::from_utf8(n).ok());
+        found = Some(Link {
+            name: name.map(|n| n.trim_end_matches('\0').to_owned()),
+            below: word(attribute(LINK).as_deref()),
+            outside: attribute(LINK_NAMESPACE).is_some(),
+        });
+    })?;
+    Ok(found)
+}
+
+fn word(bytes: Option<&[u8]>) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes?.try_into().ok()?))
+}
+
+/// The first attribute of a kind, after the head of a message.
+fn attribute(body: &[u8], head: usize, kind: u16) -> Option<Vec<u8>> {
+    let mut all = NlasIterator::new(body.get(head..)?).filter_map(Result::ok);
+    all.find(|a| a.kind() == kind).map(|a| a.value().to_vec())
+}
+
+/// A message of rtnetlink with its body as it is.
+struct Raw(u16, Vec<u8>);
+
+impl NetlinkSerializable for Raw {
+    fn message_type(&self) -> u16 {
+        self.0
+    }
+
+    fn buffer_len(&self) -> usize {
+        self.1.len()
+    }
+
+    fn serialize(&self, buffer: &mut [u8]) {
+        buffer.copy_from_slice(&self.1);
+    }
+}
+
+impl NetlinkDeserializable for Raw {
+    type Error = Infallible;
+
+    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, Infallible> {
+        Ok(Raw(header.message_type, payload.to_vec()))
+    }
+}
+
+/// Sends a request, and shows the body of each message of the answer.
+fn ask(
+    socket: &Socket,
+    kind: u16,
+    flags: u16,
+    body: &[u8],
+    mut each: impl FnMut(&[u8]),
+) -> io::Result<()> {
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | flags;
+    let mut request = NetlinkMessage::new(
+        header,
+        NetlinkPayload::InnerMessage(Raw(kind, body.to_vec())),
+    );
+    request.finalize();
+    let mut bytes = vec![0; request.buffer_len()];
+    request.serialize(&mut bytes);
+    socket.send(&bytes, 0)?;
+    let mut seen = 0;
+    while seen < MESSAGES {
+        let (datagram, _) = socket.recv_from_full()?;
+        let mut rest = &datagram[..];
+        while !rest.is_empty() {
+            let m = NetlinkMessage::<Raw>::deserialize(rest).map_err(io::Error::other)?;
+            let step = (m.header.length as usize).next_multiple_of(4);
+            rest = rest.get(step.max(4)..).unwrap_or_default();
+            seen += 1;
+            match m.payload {
+                NetlinkPayload::InnerMessage(Raw(_, body)) => each(&body),
+                NetlinkPayload::Done(_) => return Ok(()),
+                NetlinkPayload::Error(e) if e.code.is_none() => return Ok(()),
+                NetlinkPayload::Error(e) => return Err(e.to_io()),
+                _ => {}
+            }
+        }
+    }
+    Err(io::Error::other("too long an answer"))
+}
+
+type Ranges = Vec<RangeInclusive<u32>>;
+
+/// The NUMA node that has all processors on which this process may run, if the machine has several.
+fn numa(pid: u32) -> Option<u32> {
+    let nodes = nodes();
+    if nodes.len() < 2 {
+        return None;
+    }
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let all = status
+        .lines()
+        .find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?;
+    node_of(&nodes, &ranges(all)?)
+}
+
+/// The NUMA nodes and their processors.
+fn nodes() -> Vec<(u32, Ranges)> {
+    let Ok(all) = std::fs::read_dir("/sys/devices/system/node") else {
+        return Vec::new();
+    };
+    let node = |e: std::fs::DirEntry| {
+        let number = e.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
+        let list = std::fs::read_to_string(e.path().join("cpulist")).ok()?;
+        Some((number, ranges(&list)?))
+    };
+    all.flatten().filter_map(node).collect()
+}
+
+fn node_of(nodes: &[(u32, Ranges)], cpus: &Ranges) -> Option<u32> {
+    let within = |r: &RangeInclusive<u32>, all: &Ranges| {
+        r.clone().all(|cpu| all.iter().any(|a| a.contains(&cpu)))
+    };
+    let has = |(_, all): &&(u32, Ranges)| cpus.iter().all(|r| within(r, all));
+    nodes.iter().find(has).map(|(number, _)| *number)
+}
+
+/// A list of processors as the kernel writes it: `0-3,8`. `None` if it is something else, or empty.
+fn ranges(list: &str) -> Option<Ranges> {
+    let one = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    };
+    list.trim().split(',').map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn the_loopback_interface() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(sock) = TcpListener::bind(address) else {
+                continue; // a machine without IPv6
+            };
+            let near = Near::of(sock.as_fd(), std::process::id());
+            assert_eq!(near.interfaces, ["lo"], "{address}");
+            assert_eq!(near.address, Some(sock.local_addr().unwrap().ip()));
+        }
+        let sock = TcpListener::bind("0.0.0.0:0").unwrap();
+        assert_eq!(Near::of(sock.as_fd(), 1).interfaces, [""; 0]);
+    }
+
+    #[test]
+    fn processors_of_a_node() {
+        assert_eq!(ranges("0-3,8\n"), Some(vec![0..=3, 8..=8]));
+        assert_eq!(ranges("\n"), None);
+        assert_eq!(ranges("0-"), None);
+        let nodes = [(0, vec![0..=3, 8..=11]), (1, vec![4..=7, 12..=15])];
+        let of = |list| node_of(&nodes, &ranges(list).unwrap());
+        assert_eq!(of("9"), Some(0));
+        assert_eq!(of("5-6,14"), Some(1));
+        assert_eq!(of("3-4"), None);
+        assert_eq!(of("0-15"), None);
+        assert_eq!(of("16"), None);
+    }
+}
