@@ -5,6 +5,7 @@
 //! and none names a module outside this room.
 
 pub(crate) mod address;
+pub(crate) mod cgroup2;
 pub mod fds;
 pub mod memfd;
 pub(crate) mod near;

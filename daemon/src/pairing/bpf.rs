@@ -4,15 +4,16 @@
 //! Program and map are pinned, so that connections made while no daemon runs are recorded, too.
 //! Several daemons of one node share them.
 
+use crate::os::cgroup2;
 use crate::pairing::proof::{NoProof, Proof, Record, Role};
 use aya::maps::{Map, MapData, SkStorage};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{CgroupAttachMode, SockOps};
 use aya::EbpfLoader;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use serde::Deserialize;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -116,7 +117,7 @@ fn start(config: &ProofConfig) -> Result<Bpf, Error> {
     }
     let mut bpf = EbpfLoader::new().load(PROGRAM)?;
     let map = bpf.take_map("records").ok_or(Error::Parts)?;
-    let cgroup = cgroup_root(config.cgroup.as_deref()).map_err(Error::Cgroup)?;
+    let cgroup = cgroup2::root(config.cgroup.as_deref()).map_err(Error::Cgroup)?;
     let program = bpf.program_mut("underpass").ok_or(Error::Parts)?;
     let program: &mut SockOps = program.try_into()?;
     program.load()?;
@@ -198,35 +199,6 @@ fn pin_dir(path: &Path) -> Option<PathBuf> {
     Some(dir)
 }
 
-/// The root of the cgroup v2 hierarchy, which covers every socket of the node. If it is not mounted, it is mounted
-/// detached, where no other process sees it.
-fn cgroup_root(configured: Option<&Path>) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let found = configured.map(Path::to_owned).or_else(|| {
-        cgroup2_mount(&std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
-    });
-    if let Some(p) = found {
-        return rustix::fs::open(p, flags, Mode::empty());
-    }
-    use rustix::mount::{
-        fsconfig_create, fsmount, fsopen, FsMountFlags, FsOpenFlags, MountAttrFlags,
-    };
-    let fs = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_create(&fs)?;
-    let mount = fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
-    rustix::fs::openat(&mount, ".", flags, Mode::empty())
-}
-
-/// Mount point of the whole hierarchy, from the text of `/proc/self/mountinfo`.
-fn cgroup2_mount(text: &str) -> Option<PathBuf> {
-    text.lines().find_map(|l| {
-        let (mount, fs) = l.split_once(" - ")?;
-        let mut f = mount.split(' ').skip(3);
-        let (root, point) = (f.next()?, f.next()?);
-        (fs.starts_with("cgroup2 ") && root == "/").then(|| point.replace("\\040", " ").into())
-    })
-}
-
 impl Proof for Bpf {
     fn record(&self, socket: BorrowedFd<'_>) -> Option<Record> {
         let r = self.records.get(&socket, 0).ok()?;
@@ -245,19 +217,5 @@ impl Proof for Bpf {
 
     fn active(&self) -> bool {
         true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn finds_the_hierarchy() {
-        let text = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
-            38 31 0:41 /a /x rw,relatime - cgroup2 cgroup2 rw\n\
-            38 31 0:41 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n";
-        assert_eq!(cgroup2_mount(text), Some("/sys/fs/cgroup/unified".into()));
-        assert_eq!(cgroup2_mount("38 31 0:41 / /c rw - cgroup cgroup rw"), None);
     }
 }
