@@ -6,7 +6,7 @@ use crate::pairing::bpf::ProofConfig;
 use lane::abi::{RING_LOG2_MAX, RING_LOG2_MIN};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
-use underpass_csi::CsiConfig;
+use underpass_kubelet::csi::CsiConfig;
 use underpass_pods::policy::PodsConfig;
 use underpass_webhook::WebhookConfig;
 

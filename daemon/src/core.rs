@@ -121,7 +121,7 @@ pub struct Core<V: Provider = Ibv> {
     /// The other nodes; `None`: this daemon works alone.
     pub peers: Option<Peers>,
     /// The CSI driver, once it serves the kubelet.
-    pub csi: Option<Arc<underpass_csi::Driver>>,
+    pub csi: Option<Arc<underpass_kubelet::csi::Driver>>,
     /// Lanes to them; `None` without peers.
     pub rails: Option<Arc<DataPlane<V>>>,
     effects: remote::Effects,

@@ -292,7 +292,7 @@ fn serve_kubelet(core: &Shared, config: &Config, made: bool) {
         let mut said = String::new();
         loop {
             let (dir, node) = (config.pods.dir.clone(), config.kubernetes.node());
-            match underpass_csi::start(&config.csi, dir, node) {
+            match underpass_kubelet::csi::start(&config.csi, dir, node) {
                 Ok(driver) => return core.borrow_mut().csi = Some(driver),
                 Err(e) if e.to_string() == said => {}
                 Err(e) => {

@@ -55,6 +55,8 @@ struct Args {
 enum Command {
     /// Signs the certificates of a Kubernetes cluster's nodes, instead of serving one
     Signer(SignerArgs),
+    /// Offers a node's RDMA devices and rails to its kubelet as resources, instead of serving a node
+    Devices(DevicesArgs),
     /// Answers a Kubernetes cluster's API server, which asks about each new pod, instead of serving a node
     Webhook {
         /// Configuration file (TOML): [webhook] and [pods] count
@@ -77,6 +79,48 @@ struct SignerArgs {
     /// Service account of the nodes' daemons
     #[arg(long, value_name = "NAME")]
     account: String,
+}
+
+#[derive(clap::Args)]
+struct DevicesArgs {
+    /// The kubelet's directory
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
+    kubelet: PathBuf,
+    /// Resource that gives the daemon's container the node's RDMA devices
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true, value_parser = resource)]
+    daemon: String,
+    /// Resource that a node has while it has a rail; it gives nothing
+    #[arg(long, value_name = "NAME", value_parser = resource)]
+    rail: Vec<String>,
+}
+
+/// The name of an extended resource: `DOMAIN/NAME`.
+fn resource(name: &str) -> Result<String, String> {
+    let plain = |s: &str| {
+        let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let ends = |c: char| c.is_ascii_alphanumeric();
+        s.len() <= 253 && s.starts_with(ends) && s.ends_with(ends) && s.chars().all(inner)
+    };
+    match name.split_once('/') {
+        None if name.is_empty() => Ok(String::new()),
+        Some((domain, rest)) if plain(domain) && plain(rest) && rest.len() <= 63 => Ok(name.into()),
+        _ => Err("a resource is DOMAIN/NAME".into()),
+    }
+}
+
+fn devices(a: DevicesArgs) -> std::io::Result<()> {
+    let options = underpass_kubelet::devices::Options {
+        kubelet: a.kubelet,
+        daemon: a.daemon,
+        rails: a.rail,
+        files: "/dev/infiniband".into(),
+    };
+    let sys = underpass_rdma::devices::Tree::system();
+    underpass_kubelet::devices::run(&options, || {
+        let all = sys.scan();
+        all.iter()
+            .any(|d| d.ports.iter().any(|p| d.usable(p).is_ok()))
+    })
 }
 
 impl From<SignerArgs> for Signer {
@@ -139,6 +183,7 @@ fn main() -> ExitCode {
         .init();
     let done = match args.command.take() {
         Some(Command::Signer(a)) => underpass_signer::run(a.into()).map_err(|e| e.to_string()),
+        Some(Command::Devices(a)) => devices(a).map_err(|e| e.to_string()),
         Some(Command::Webhook { config }) => webhook(&config),
         None => match options(args) {
             Ok(o) => run(o).map_err(|e| e.to_string()),

@@ -234,11 +234,16 @@ impl Cluster {
 
     /// Installs the chart with its image, as README says.
     pub fn install(&self) -> Result<()> {
+        self.install_with(&[], COMMAND)
+    }
+
+    /// The same with some values.
+    pub fn install_with(&self, values: &[&str], limit: Duration) -> Result<()> {
         let chart = paths::root().join("deploy/helm/underpass");
-        let chart = chart.to_string_lossy();
+        let (chart, values) = (chart.to_string_lossy(), values.join(","));
         let words = ["install", "underpass", &chart, "--create-namespace"];
-        self.helm(&[&words[..], &SYSTEM].concat())?;
-        self.rolled_out_daemons()
+        self.helm(&[&words[..], &["--set", &values], &SYSTEM].concat())?;
+        self.rolled_out_daemons_within(limit)
     }
 
     /// Gives the chart other values.
@@ -252,9 +257,14 @@ impl Cluster {
 
     /// Until there is a daemon on each node, which says that it is ready.
     pub fn rolled_out_daemons(&self) -> Result<()> {
+        self.rolled_out_daemons_within(COMMAND)
+    }
+
+    fn rolled_out_daemons_within(&self, limit: Duration) -> Result<()> {
         let of = ["daemonset/underpass", "-n", "underpass-system"];
-        let wait = [&["rollout", "status"][..], &of, &["--timeout=60s"]];
-        self.kubectl(&wait.concat())?;
+        let timeout = format!("--timeout={}s", limit.as_secs());
+        let wait = [&["rollout", "status"][..], &of, &[&timeout]];
+        self.kubectl_within(&wait.concat(), limit)?;
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Two nodes with RDMA: virtual machines with containerd and a kubelet in each, and the control plane on this machine
-//! (`make cluster ARGS=lab`). There the daemons run as services of the nodes, since in a container they would need a device
-//! plugin for RDMA devices. They find each other through the API.
+//! (`make cluster ARGS=lab`). The chart is all that is installed: its device plugin gives the daemons their devices, its signer
+//! their certificates, and they find each other through the API.
 
 use crate::cluster::Cluster;
 use crate::keys::DIR;
@@ -19,6 +19,9 @@ const SLOW: Duration = Duration::from_secs(300);
 /// As long as a test may need a program.
 const LIFE: Duration = Duration::from_secs(3600);
 const BYTES: u32 = 1 << 20;
+/// The API server as pods know it, and where it is. (There is no kube-proxy: it is the only service.)
+const API: &str = "10.96.0.1";
+const SERVER: &str = "10.250.0.1:6443";
 
 /// The machines, as the lab names them and their addresses on its first wire.
 pub const NODES: [Place; 2] = [
@@ -99,22 +102,7 @@ fn write(dir: &Path, at: Place, control: &Cluster) -> Result<()> {
     for (path, text) in node::files(&at) {
         put(path, &text)?;
     }
-    let [library, tool] = [
-        paths::target().join("underpass/lib/libunderpass.so"),
-        paths::bin("underpass-static"),
-    ];
-    put(
-        "/etc/underpass/underpassd.toml",
-        &format!(
-            "[tls]\nca = '/etc/underpass/tls/ca.crt'\ncert = '/etc/underpass/tls/{name}.crt'\n\
-             key = '/etc/underpass/tls/{name}.key'\n\
-             [pods]\nnri = '/var/run/nri/nri.sock'\nlibrary = '{}'\ntool = '{}'\nplugins = ''\n\
-             [kubernetes]\napi = true\nnode = '{name}'\nnodes = true\n",
-            library.display(),
-            tool.display(),
-            name = at.name,
-        ),
-    )
+    Ok(())
 }
 
 /// Starts what a node runs, until the API says that it is ready.
@@ -128,6 +116,13 @@ fn join(lab: &Lab, n: usize, dir: &Path, images: &[PathBuf], outside: usize) -> 
          ip route add {} via {}
          ip route add default via 10.0.2.2
          echo 1 >/proc/sys/net/ipv4/ip_forward
+         nft -f - <<'end'
+           table ip services {{
+             chain output {{ type nat hook output priority -100; ip daddr {API} tcp dport 443 dnat to {SERVER}; }}
+             chain prerouting {{ type nat hook prerouting priority -100; ip daddr {API} tcp dport 443 dnat to {SERVER}; }}
+             chain postrouting {{ type nat hook postrouting priority 100; oifname eth{outside} masquerade; }}
+           }}
+end
          for c in cpuset cpu io memory pids; do echo +$c >/sys/fs/cgroup/cgroup.subtree_control || true; done
          mkdir -p /etc/kubernetes /opt/nri/plugins /etc/nri/conf.d
          cp -r {}/. /",
@@ -154,11 +149,6 @@ fn join(lab: &Lab, n: usize, dir: &Path, images: &[PathBuf], outside: usize) -> 
         let import = format!("{ctr} images import {}", quoted(&i.to_string_lossy()));
         guest.sh(import).limit(SLOW).check()?;
     }
-    let daemon = paths::bin("underpassd");
-    start(format!(
-        "env KUBECONFIG={DIR}/admin.conf {} --config /etc/underpass/underpassd.toml",
-        daemon.display()
-    ))?;
     start(format!(
         "{} {}",
         kubernetes("kubelet").display(),
@@ -192,7 +182,6 @@ fn with(control: &Cluster, lab: &mut Lab, outside: usize) -> Result<()> {
     for at in NODES {
         write(&dirs.path().join(at.name), at, control)?;
     }
-    certificates(dirs.path())?;
     let members: Result<Vec<Member>> = (0..2)
         .map(|n| {
             join(
@@ -208,6 +197,7 @@ fn with(control: &Cluster, lab: &mut Lab, outside: usize) -> Result<()> {
     for m in &members {
         control.await_ready(m.at.name, SLOW)?;
     }
+    control.install_with(&["devicePlugin.enabled=true"], SLOW)?;
     let up = || {
         let peers = members.iter().map(|m| m.tool("peers").unwrap_or_default());
         peers.into_iter().all(|p| p.contains(" up "))
@@ -225,8 +215,12 @@ fn with(control: &Cluster, lab: &mut Lab, outside: usize) -> Result<()> {
     control.rolled_out_within("shop", "load", SLOW)?;
     let on = |mode: &str| members[0].is_on("redis", mode) && members[1].is_on("load", mode);
     let picture = || {
-        let said = members.iter().map(|m| m.tool("ss -e").unwrap_or_default());
-        said.collect::<Vec<_>>().join("\n")
+        let logs = "tail -n 30 /var/log/pods/underpass-system_*/*/*.log";
+        let said = |m: &Member| {
+            let all = [m.tool("ss -e"), m.tool("devices"), m.guest.sh(logs).check()];
+            all.map(Result::unwrap_or_default).join("\n")
+        };
+        members.iter().map(said).collect::<Vec<_>>().join("\n")
     };
     until("both ends are on RDMA", SLOW, || on("SMCR")).with_context(picture)?;
     let line = format!(
@@ -256,21 +250,4 @@ fn with(control: &Cluster, lab: &mut Lab, outside: usize) -> Result<()> {
     lab.rail(2).mend()?;
     until("both ends are back on RDMA", SLOW, || on("SMCR")).with_context(picture)?;
     counts_on()
-}
-
-/// A CA and the nodes' certificates, as a site brings them.
-fn certificates(dirs: &Path) -> Result<()> {
-    let now = time::OffsetDateTime::now_utc();
-    let day = time::Duration::days(1);
-    let ca = underpass_certificates::ca("lab", day, now)?;
-    let authority = underpass_certificates::Authority::load(&ca.cert, &ca.key)?;
-    for at in NODES {
-        let tls = dirs.join(at.name).join("etc/underpass/tls");
-        std::fs::create_dir_all(&tls)?;
-        let made = authority.node(vec![at.name.into()], at.name, day, now)?;
-        std::fs::write(tls.join("ca.crt"), &ca.cert)?;
-        std::fs::write(tls.join(format!("{}.crt", at.name)), made.cert)?;
-        std::fs::write(tls.join(format!("{}.key", at.name)), made.key)?;
-    }
-    Ok(())
 }

@@ -36,7 +36,7 @@ const AGENT: &str = env!("CARGO_BIN_EXE_lab-agent");
 
 type Test = fn(&mut Cluster) -> Result<()>;
 
-const TESTS: [(&str, Test); 13] = [
+const TESTS: [(&str, Test); 14] = [
     ("the_users_way", the_users_way),
     ("whose_word_counts", whose_word_counts),
     ("who_does_not_get_it_is_told", who_does_not_get_it_is_told),
@@ -54,6 +54,7 @@ const TESTS: [(&str, Test); 13] = [
     ),
     ("the_ca_is_replaced", nodes::the_ca_is_replaced),
     ("a_node_goes", nodes::a_node_goes),
+    ("devices", ways::devices),
     ("without_nri", ways::without_nri),
     ("nothing_is_left", nothing_is_left),
 ];

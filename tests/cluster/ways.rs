@@ -1,10 +1,11 @@
-//! The second way by which pods get the shim, for container runtimes without NRI: the chart's webhook, and the daemons as a
-//! CSI driver.
+//! What the chart leaves out unless it is told: the second way by which pods get the shim, for container runtimes without NRI
+//! (the webhook, and the daemons as a CSI driver); and the device plugin.
 
 use crate::cluster::{Cluster, FIRST};
+use crate::node::COMMAND;
 use crate::things::{counts, Workload};
 use crate::{await_mode, counted, deploy, has_shim, remove, still_counts, ENABLED, REDIS_AT, SOON};
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context, Result};
 use underpass_tests::harness::until;
 
 /// A volume of the driver, as the node's mounts name it.
@@ -54,5 +55,98 @@ pub fn without_nri(c: &mut Cluster) -> Result<()> {
     }
     until("nothing is mounted", SOON, || {
         mounts(c).is_ok_and(|n| n == 0)
+    })
+}
+
+/// A pod that asks for a resource.
+const ASKS: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: asks, namespace: machines}
+spec:
+  containers:
+    - name: main
+      image: underpass.test/programs:1
+      command: [sleep, "1000"]
+      resources: {limits: {rdma/hca: 1}}
+"#;
+
+/// Can a process among the daemon container's open this device of the node? A cgroup decides that.
+fn opens(c: &Cluster, device: &str) -> Result<bool> {
+    let node = c.node(FIRST.name);
+    let id = node.running(
+        "labels.\"io.kubernetes.pod.namespace\"==underpass-system",
+        "underpassd",
+    )?;
+    let tasks = node.ctr(&["tasks", "ls"])?;
+    let mut of = tasks.lines().filter(|l| l.starts_with(&id));
+    let pid = of.next().and_then(|l| l.split_whitespace().nth(1));
+    let pid = pid.context("the daemon's process")?;
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    // Of version 1, a hierarchy of its own; of version 2, the only one.
+    let of = |mark: &str| groups.lines().find_map(|l| Some(l.split_once(mark)?.1));
+    let group = match of(":devices:") {
+        Some(group) => format!("devices{group}"),
+        None => of("0::").context("a cgroup")?.to_owned(),
+    };
+    let script = format!(
+        "echo $$ >/sys/fs/cgroup/{group}/cgroup.procs || exit 2; (exec 3<{device}) && exit 0; exit 1"
+    );
+    let shell = node.machine.program("sh").args(["-c", &script]);
+    let output = shell.run(SOON)?;
+    match output.status.code() {
+        Some(0) => Ok(true),
+        Some(1) => Ok(false),
+        _ => anyhow::bail!("{output:?}"),
+    }
+}
+
+/// The chart's device plugin: the daemon's container may open the node's devices, which it may not without; a node without a
+/// rail that works has none of what pods ask for, also after the kubelet's next start.
+pub fn devices(c: &mut Cluster) -> Result<()> {
+    const DEVICE: &str = "/dev/infiniband/uverbs0";
+    // The kernel's log: containers may not open it.
+    let make = format!(
+        "mkdir -p /dev/infiniband && mount -t tmpfs none /dev/infiniband && mknod {DEVICE} c 1 11"
+    );
+    node_shell(c, &make)?;
+    ensure!(!opens(c, DEVICE)?, "without a plugin");
+    let before = counted(c)?;
+    c.upgrade(&[
+        "devicePlugin.enabled=true",
+        "devicePlugin.rails={underpass.io/rail,rdma/hca}",
+    ])?;
+    still_counts(c, &before)?;
+    ensure!(opens(c, DEVICE)?, "with the plugin");
+    offered(c)?;
+    c.apply(ASKS)?;
+    until("the pod waits for a rail", SOON, || {
+        let said = c.kubectl(&["describe", "pod", "asks", "-n", "machines"]);
+        said.is_ok_and(|s| s.contains("Insufficient rdma/hca"))
+    })?;
+    c.stop_kubelet(0);
+    c.start_kubelet(0)?;
+    offered(c)?;
+    ensure!(opens(c, DEVICE)?, "after the kubelet's next start");
+    c.kubectl(&["delete", "pod", "asks", "-n", "machines", "--now"])?;
+    node_shell(c, "umount /dev/infiniband && rmdir /dev/infiniband")?;
+    still_counts(c, &before)
+}
+
+fn node_shell(c: &Cluster, script: &str) -> Result<String> {
+    let shell = c.node(FIRST.name).machine.program("sh");
+    shell.args(["-c", script]).check(COMMAND)
+}
+
+/// Until the node has what the plugin offers where no rail works.
+fn offered(c: &Cluster) -> Result<()> {
+    until("the node has the plugin's resources", SOON, || {
+        let path = "jsonpath={.status.allocatable}";
+        let said = c.kubectl(&["get", "node", FIRST.name, "-o", path]);
+        let all: serde_json::Value =
+            serde_json::from_str(&said.unwrap_or_default()).unwrap_or_default();
+        all["underpass.io/devices"] == "1"
+            && all["underpass.io/rail"] == "0"
+            && all["rdma/hca"] == "0"
     })
 }

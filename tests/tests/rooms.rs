@@ -15,7 +15,7 @@ const CRATES: [(&str, usize); 18] = [
     ("daemon", 0),
     ("daemon/admin", 0),
     ("daemon/certificates", 0),
-    ("daemon/csi", 0),
+    ("daemon/kubelet", 0),
     ("daemon/ibv", 0),
     ("daemon/kube", 0),
     ("daemon/nri", 0),

@@ -1,5 +1,5 @@
 //! A mutating webhook, for clusters whose container runtimes have no NRI: pods that ask for the shim get, when they are
-//! created, a volume of the CSI driver (crate `underpass_csi`) and the variables that a node's daemon would give their
+//! created, a volume of the CSI driver (crate `underpass_kubelet`) and the variables that a node's daemon would give their
 //! containers by NRI. Who asks, and what it gets, is the same rule (crate `underpass_pods`).
 //!
 //! [`review`] answers the API server; [`server`] speaks HTTPS; [`keys`] makes what that needs, and [`rotate`] keeps it in a

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{self, Pod, PodSpec};
 use std::collections::BTreeMap;
-use underpass_csi::NAME as DRIVER;
+use underpass_kubelet::csi::NAME as DRIVER;
 use underpass_nri::messages::{Container, Mount, PodSandbox};
 use underpass_pods::cluster::Cluster;
 use underpass_pods::policy::{PodsConfig, ENABLED};

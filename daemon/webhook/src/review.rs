@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{json, Value};
 use underpass_admin::environ::ASAN;
 use underpass_admin::places::DIR_ENV;
-use underpass_csi::NAME as DRIVER;
+use underpass_kubelet::csi::NAME as DRIVER;
 use underpass_nri::messages::{Adjustment, PodSandbox};
 use underpass_pods::cluster::Cluster;
 use underpass_pods::policy::{self, Decision, PodsConfig, WhyNot, PRELOAD};

@@ -33,3 +33,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "underpass.cluster" -}}
 underpass-{{ .Release.Namespace }}-{{ .Release.Name }}
 {{- end }}
+{{/* The resource that gives the daemon its devices: of our own plugin, of another one, or none. */}}
+{{- define "underpass.devices" -}}underpass.io/devices{{- end }}
+{{- define "underpass.rdma" -}}
+{{- if .Values.devicePlugin.enabled -}}
+{{- if .Values.rdmaResource }}{{ fail "devicePlugin.enabled or rdmaResource, not both" }}{{ end -}}
+{{ include "underpass.devices" . }}
+{{- else -}}
+{{ .Values.rdmaResource }}
+{{- end -}}
+{{- end }}

@@ -3,34 +3,17 @@
 //! volume is allowed to pods that must not have a `hostPath`.
 //!
 //! The kubelet finds the driver by a socket in its directory of plugins, is told there where the driver listens
-//! (`driver`, `messages`, over gRPC: `serve`), and calls it before it makes a pod's containers and after they are gone
+//! (`driver`, `messages`), and calls it before it makes a pod's containers and after they are gone
 //! (`mounts`). Nothing is kept: what is mounted is what counts, also for the next daemon.
 //!
 //! Source: `csi.proto` of github.com/container-storage-interface/spec, version 1; `pkg/apis/pluginregistration/v1/api.proto`
 //! of k8s.io/kubelet.
 
-#![warn(missing_docs, unreachable_pub)]
-// `as` only where a lint exception says why. Tests may: what they lose, they notice.
-#![cfg_attr(
-    not(test),
-    warn(
-        clippy::as_ptr_cast_mut,
-        clippy::cast_lossless,
-        clippy::cast_possible_truncation,
-        clippy::cast_possible_wrap,
-        clippy::cast_precision_loss,
-        clippy::cast_sign_loss,
-        clippy::ptr_as_ptr,
-        clippy::ref_as_ptr
-    )
-)]
-
-mod authority;
 mod driver;
 pub mod messages;
 mod mounts;
-mod serve;
 
+use crate::grpc;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::PathBuf;
@@ -68,7 +51,7 @@ pub fn start(config: &CsiConfig, dir: PathBuf, node: String) -> io::Result<Arc<D
         let _inside = rt.enter(); // (tokio's sockets belong to a runtime)
                                   // The driver's own first: the kubelet calls it as soon as it sees the other.
         [driver.socket(), driver.registration()]
-            .map(|path| serve::listen(&path).map_err(|e| at(&path, &e)))
+            .map(|path| grpc::listen(&path).map_err(|e| at(&path, &e)))
     };
     let [own, registration] = sockets;
     let (own, registration) = (own?, registration?);
@@ -77,8 +60,8 @@ pub fn start(config: &CsiConfig, dir: PathBuf, node: String) -> io::Result<Arc<D
     thread.spawn(move || {
         rt.block_on(async {
             tokio::join!(
-                serve::serve(own, &serving),
-                serve::serve(registration, &serving)
+                grpc::serve(own, serving.clone()),
+                grpc::serve(registration, serving.clone())
             )
         });
     })?;

@@ -1,13 +1,17 @@
 //! What the kubelet asks, and what it is answered.
 
-use crate::messages::{
+use super::messages::{
     Bool, DriverInfo, Empty, NodeInfo, PluginInfo, Probed, Publish, RegistrationStatus, Unpublish,
 };
-use crate::mounts::{Error, Mounts, Target};
-use crate::CsiConfig;
+use super::mounts::{Error, Mounts, Target};
+use super::CsiConfig;
+use crate::grpc::{unary, unknown, Answer, Answers};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::Arc;
 use tokio::sync::Mutex;
+use tonic::body::Body;
+use tonic::codegen::http::{Request, Response};
 use tonic::Status;
 
 /// The driver's name, in pods' volumes and in the cluster's list of drivers.
@@ -157,6 +161,43 @@ impl Driver {
         let mounts = self.mounts.lock().await;
         let target = mounts.target(target)?;
         mounts.in_the_node(move |m| act(m, &target)).await
+    }
+}
+
+impl Answers for Driver {
+    fn answer(self: Arc<Self>, call: Request<Body>) -> Answer {
+        Box::pin(answer(self, call))
+    }
+}
+
+/// Both sockets answer all calls.
+async fn answer(driver: Arc<Driver>, call: Request<Body>) -> Response<Body> {
+    let path = call.uri().path().to_owned();
+    match path.as_str() {
+        "/pluginregistration.Registration/GetInfo" => {
+            unary(call, |_: Empty| async move { Ok(driver.plugin_info()) }).await
+        }
+        "/pluginregistration.Registration/NotifyRegistrationStatus" => {
+            unary(call, |s| async move { Ok(driver.registration_status(&s)) }).await
+        }
+        "/csi.v1.Identity/GetPluginInfo" => {
+            unary(call, |_: Empty| async { Ok(Driver::driver_info()) }).await
+        }
+        "/csi.v1.Identity/Probe" => unary(call, |_: Empty| async { Ok(Driver::probe()) }).await,
+        // None of those that are optional.
+        "/csi.v1.Identity/GetPluginCapabilities" | "/csi.v1.Node/NodeGetCapabilities" => {
+            unary(call, |_: Empty| async { Ok(Empty {}) }).await
+        }
+        "/csi.v1.Node/NodeGetInfo" => {
+            unary(call, |_: Empty| async move { driver.node_info() }).await
+        }
+        "/csi.v1.Node/NodePublishVolume" => {
+            unary(call, |v| async move { driver.publish(v).await }).await
+        }
+        "/csi.v1.Node/NodeUnpublishVolume" => {
+            unary(call, |v| async move { driver.unpublish(v).await }).await
+        }
+        _ => unknown(&path),
     }
 }
 

@@ -1,9 +1,7 @@
-//! gRPC over the two sockets. Both answer all calls: nobody but the kubelet can connect to either.
+//! gRPC over sockets to which nobody but the kubelet can connect.
 
 use crate::authority::Connection;
-use crate::driver::Driver;
-use crate::messages::Empty;
-use futures_util::Stream;
+use futures_util::{Stream, StreamExt};
 use prost::Message;
 use std::convert::Infallible;
 use std::fs;
@@ -18,7 +16,7 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
-use tonic::server::{Grpc, UnaryService};
+use tonic::server::{Grpc, ServerStreamingService, UnaryService};
 use tonic::transport::Server;
 use tonic::Status;
 use tonic_prost::ProstCodec;
@@ -52,14 +50,25 @@ pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+/// Who answers calls.
+pub(crate) trait Answers: Send + Sync + 'static {
+    fn answer(self: Arc<Self>, call: Request<Body>) -> Answer;
+}
+
+pub(crate) type Answer = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+
+/// A call that nobody answers.
+pub(crate) fn unknown(path: &str) -> Response<Body> {
+    Status::unimplemented(format!("{path} is not offered")).into_http()
+}
+
 /// For ever.
-pub(crate) async fn serve(listener: UnixListener, driver: &Arc<Driver>) {
+pub(crate) async fn serve<A: Answers>(listener: UnixListener, who: Arc<A>) {
     let server = Server::builder()
         .timeout(TIME)
         .concurrency_limit_per_connection(CALLS);
-    let answers = Answers(driver.clone());
     if let Err(e) = server
-        .serve_with_incoming(answers, connections(listener))
+        .serve_with_incoming(Service(who), connections(listener))
         .await
     {
         tracing::error!("the kubelet is not served any more: {e}");
@@ -71,7 +80,7 @@ fn connections(listener: UnixListener) -> impl Stream<Item = io::Result<Connecti
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => return Some((Ok(Connection::new(stream)), listener)),
-                Err(e) => tracing::debug!("CSI: accept: {e}"),
+                Err(e) => tracing::debug!("kubelet: accept: {e}"),
             }
             tokio::time::sleep(AGAIN).await;
         }
@@ -79,10 +88,15 @@ fn connections(listener: UnixListener) -> impl Stream<Item = io::Result<Connecti
 }
 
 /// What tonic asks for each call.
-#[derive(Clone)]
-struct Answers(Arc<Driver>);
+struct Service<A>(Arc<A>);
 
-impl tonic::codegen::Service<Request<Body>> for Answers {
+impl<A> Clone for Service<A> {
+    fn clone(&self) -> Self {
+        Service(self.0.clone())
+    }
+}
+
+impl<A: Answers> tonic::codegen::Service<Request<Body>> for Service<A> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
@@ -92,43 +106,13 @@ impl tonic::codegen::Service<Request<Body>> for Answers {
     }
 
     fn call(&mut self, call: Request<Body>) -> Self::Future {
-        let driver = self.0.clone();
-        Box::pin(async { Ok(answer(driver, call).await) })
-    }
-}
-
-async fn answer(driver: Arc<Driver>, call: Request<Body>) -> Response<Body> {
-    let path = call.uri().path().to_owned();
-    match path.as_str() {
-        "/pluginregistration.Registration/GetInfo" => {
-            unary(call, |_: Empty| async move { Ok(driver.plugin_info()) }).await
-        }
-        "/pluginregistration.Registration/NotifyRegistrationStatus" => {
-            unary(call, |s| async move { Ok(driver.registration_status(&s)) }).await
-        }
-        "/csi.v1.Identity/GetPluginInfo" => {
-            unary(call, |_: Empty| async { Ok(Driver::driver_info()) }).await
-        }
-        "/csi.v1.Identity/Probe" => unary(call, |_: Empty| async { Ok(Driver::probe()) }).await,
-        // None of those that are optional.
-        "/csi.v1.Identity/GetPluginCapabilities" | "/csi.v1.Node/NodeGetCapabilities" => {
-            unary(call, |_: Empty| async { Ok(Empty {}) }).await
-        }
-        "/csi.v1.Node/NodeGetInfo" => {
-            unary(call, |_: Empty| async move { driver.node_info() }).await
-        }
-        "/csi.v1.Node/NodePublishVolume" => {
-            unary(call, |v| async move { driver.publish(v).await }).await
-        }
-        "/csi.v1.Node/NodeUnpublishVolume" => {
-            unary(call, |v| async move { driver.unpublish(v).await }).await
-        }
-        _ => Status::unimplemented(format!("{path} is not offered")).into_http(),
+        let answer = self.0.clone().answer(call);
+        Box::pin(async { Ok(answer.await) })
     }
 }
 
 /// One message, one answer.
-async fn unary<A, B, F>(call: Request<Body>, act: impl FnOnce(A) -> F) -> Response<Body>
+pub(crate) async fn unary<A, B, F>(call: Request<Body>, act: impl FnOnce(A) -> F) -> Response<Body>
 where
     A: Message + Default + Send + 'static,
     B: Message + Default + Send + 'static,
@@ -155,5 +139,37 @@ where
         };
         let answer = act(message.into_inner());
         Box::pin(async { answer.await.map(tonic::Response::new) })
+    }
+}
+
+/// One message, and answers without an end.
+pub(crate) async fn stream<A, B, S>(call: Request<Body>, answers: S) -> Response<Body>
+where
+    A: Message + Default + Send + 'static,
+    B: Message + Default + Send + 'static,
+    S: Stream<Item = B> + Send + 'static,
+{
+    let mut grpc = Grpc::new(ProstCodec::<B, A>::default()).max_decoding_message_size(MESSAGE_MAX);
+    grpc.server_streaming(Streaming(Some(answers)), call).await
+}
+
+struct Streaming<S>(Option<S>);
+
+impl<A, B, S> ServerStreamingService<A> for Streaming<S>
+where
+    B: Send + 'static,
+    S: Stream<Item = B> + Send + 'static,
+{
+    type Response = B;
+    type ResponseStream = Pin<Box<dyn Stream<Item = Result<B, Status>> + Send>>;
+    type Future =
+        Pin<Box<dyn Future<Output = Result<tonic::Response<Self::ResponseStream>, Status>> + Send>>;
+
+    fn call(&mut self, _: tonic::Request<A>) -> Self::Future {
+        let Some(answers) = self.0.take() else {
+            return Box::pin(async { Err(Status::internal("called twice")) });
+        };
+        let answers: Self::ResponseStream = Box::pin(answers.map(Ok));
+        Box::pin(async { Ok(tonic::Response::new(answers)) })
     }
 }

@@ -1,11 +1,11 @@
 //! The kubelet's calls, over real sockets; mounts in a mount namespace of the test's own.
 
-use super::*;
-use crate::messages::{
+use super::messages::{
     Capability, DriverInfo, Empty, NodeInfo, PluginInfo, Probed, Publish, RegistrationStatus,
     Unpublish,
 };
-use crate::mounts::{Error, Mounts};
+use super::mounts::{Error, Mounts};
+use super::*;
 use prost::Message;
 use std::collections::BTreeMap;
 use std::fs;
