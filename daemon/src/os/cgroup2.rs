@@ -5,27 +5,42 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+/// Sockets of which cgroups a program sees that is attached here.
+#[derive(Debug)]
+pub(crate) struct Root {
+    pub dir: OwnedFd,
+    /// It is the whole hierarchy's root, or one that an administrator has named.
+    pub whole: bool,
+}
+
 /// The root of the cgroup v2 hierarchy, which covers every socket of the node. A daemon in a container is often in a cgroup
-/// namespace of its own: what is mounted there covers its own sockets alone, and is taken only if there is no more to get.
-pub(crate) fn root(configured: Option<&Path>) -> Result<OwnedFd, Errno> {
+/// namespace of its own: what is mounted there covers its own sockets alone. Where the node is a container itself, the
+/// cgroup of its first process is the node. The daemon's own cgroup is taken if there is no more to get.
+pub(crate) fn root(configured: Option<&Path>) -> Result<Root, Errno> {
     if let Some(p) = configured {
-        return open(p);
+        let dir = open(p)?;
+        return Ok(Root { dir, whole: true });
     }
     let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mounts = mounts_in(&text);
     let mut opened = mounts.iter().filter_map(|m| open(&m.0).ok());
-    if let Some(fd) = opened.find(is_whole) {
-        return Ok(fd);
+    if let Some(dir) = opened.find(is_whole) {
+        return Ok(Root { dir, whole: true });
     }
-    if let Some(fd) = as_init(mounted).ok().filter(is_whole) {
-        return Ok(fd);
+    let dir = match as_init(mounted) {
+        Ok(dir) => dir,
+        Err(_) => {
+            let own = mounts.iter().find(|m| m.1).map(|m| open(&m.0));
+            own.unwrap_or_else(mounted)?
+        }
+    };
+    let whole = is_whole(&dir);
+    if !whole {
+        tracing::warn!(
+            "the node's cgroups are not seen from here: only connections of some can be proven"
+        );
     }
-    let own = mounts.iter().find(|m| m.1).map(|m| open(&m.0));
-    let fd = own.unwrap_or_else(mounted)?;
-    if !is_whole(&fd) {
-        tracing::warn!("only connections of this cgroup can be proven: the node's cgroup hierarchy is not seen from here");
-    }
-    Ok(fd)
+    Ok(Root { dir, whole })
 }
 
 fn open(path: &Path) -> Result<OwnedFd, Errno> {
@@ -35,6 +50,10 @@ fn open(path: &Path) -> Result<OwnedFd, Errno> {
 
 /// Is it the hierarchy's root? That alone has no type (cgroups(7)).
 fn is_whole(dir: &OwnedFd) -> bool {
+    const CGROUP2: i64 = 0x6367_7270;
+    if rustix::fs::fstatfs(dir).is_ok_and(|s| s.f_type != CGROUP2) {
+        return false; // something is mounted over it
+    }
     let flags = rustix::fs::AtFlags::empty();
     rustix::fs::statat(dir, "cgroup.type", flags).is_err_and(|e| e == Errno::NOENT)
 }
@@ -100,7 +119,13 @@ mod tests {
         if std::env::var_os(WITHIN).is_some() {
             let own = mounted().unwrap();
             assert!(!is_whole(&own), "there is nothing to test");
-            assert!(is_whole(&root(None).unwrap()));
+            let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+            assert_eq!(
+                mounts_in(&text).is_empty(),
+                std::env::var(WITHIN).unwrap() == "bare"
+            );
+            let root = root(None).unwrap();
+            assert!(root.whole && is_whole(&root.dir));
             return;
         }
         let Some(all) = mounted().ok().filter(is_whole) else {
@@ -113,21 +138,21 @@ mod tests {
         let me = std::env::current_exe().unwrap();
         let name = "os::cgroup2::tests::from_within_a_container";
         let mut ran = Vec::new();
-        let mut ways = vec!["true"];
+        let mut ways = vec![("mounted", "true")];
         match as_init(|| Ok(())) {
-            Ok(()) => ways.push("umount -a -t cgroup2"),
+            Ok(()) => ways.push(("bare", "umount -a -t cgroup2")),
             Err(e) => {
                 eprintln!("not without the node's mounts: process 1 cannot be looked at: {e}")
             }
         }
-        for unmount in ways {
+        for (name_of, unmount) in ways {
             let script = format!(
                 "echo $$ >{group}/cgroup.procs && exec unshare --cgroup --mount sh -c \
-                 '{unmount}; exec \"$0\" --exact {name}' {}",
+                 '{unmount} && exec \"$0\" --exact {name}' {}",
                 me.display()
             );
             let mut inside = Command::new("sh");
-            inside.args(["-c", &script]).env(WITHIN, "1");
+            inside.args(["-c", &script]).env(WITHIN, name_of);
             ran.push(inside.output().unwrap());
         }
         rustix::fs::unlinkat(&all, &*dir, rustix::fs::AtFlags::REMOVEDIR).unwrap();

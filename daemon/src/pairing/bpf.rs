@@ -111,17 +111,18 @@ fn causes(e: &dyn std::error::Error) -> String {
 }
 
 fn start(config: &ProofConfig) -> Result<Bpf, Error> {
-    let pins = pin_dir(&config.pin);
+    let cgroup = cgroup2::root(config.cgroup.as_deref()).map_err(Error::Cgroup)?;
+    // A link to a part of the hierarchy ends with that part, and its pin stays.
+    let pins = pin_dir(&config.pin).filter(|_| cgroup.whole);
     if let Some(b) = pins.as_deref().and_then(reuse) {
         return Ok(b);
     }
     let mut bpf = EbpfLoader::new().load(PROGRAM)?;
     let map = bpf.take_map("records").ok_or(Error::Parts)?;
-    let cgroup = cgroup2::root(config.cgroup.as_deref()).map_err(Error::Cgroup)?;
     let program = bpf.program_mut("underpass").ok_or(Error::Parts)?;
     let program: &mut SockOps = program.try_into()?;
     program.load()?;
-    let id = program.attach(&cgroup, CgroupAttachMode::Single)?;
+    let id = program.attach(&cgroup.dir, CgroupAttachMode::Single)?;
     let link: FdLink = program.take_link(id)?.try_into()?;
     let Map::SkStorage(data) = map else {
         return Err(Error::Parts);
@@ -138,7 +139,9 @@ fn start(config: &ProofConfig) -> Result<Bpf, Error> {
         }
     }
     if pins.is_none() {
-        tracing::info!("records will not outlive the daemon: no BPF file system to keep them in");
+        tracing::info!(
+            "records will not outlive the daemon: no BPF file system, or not the node's cgroups"
+        );
     }
     let records = SkStorage::try_from(Map::SkStorage(data))?;
     Ok(Bpf {
@@ -186,7 +189,8 @@ fn pin_dir(path: &Path) -> Option<PathBuf> {
         tracing::debug!("{} is no BPF file system", parent.display());
         return None;
     }
-    let dir = path.join(format!("v{LAYOUT}"));
+    // (`vN`, without a word, may be a daemon's that attached the program to its own cgroup.)
+    let dir = path.join(format!("v{LAYOUT}-node"));
     for d in [path, &dir] {
         match rustix::fs::mkdir(d, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
