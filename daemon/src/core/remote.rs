@@ -3,16 +3,19 @@
 use super::{Core, RETRY_SOON_MS, RETRY_TROUBLE_MS};
 use crate::clients::client::Client;
 use crate::clients::ids::{ClientId, ConnRef};
+use crate::dataplane::rail::near::Holder;
 use crate::dataplane::rail::{Effect, Rails};
 use crate::lanes::groups::{Out, Refused, Send, Violation};
 use crate::lanes::inherited::Inheritance;
 use crate::lanes::unseen::{Held, Idle};
 use crate::nodes::peers::pairing::Paired;
 use crate::os::fds::Foreign;
+use crate::os::sockopt;
 use lane::num;
 use lane::proto::msg::ToShim;
 use lane::proto::reason::Reason;
 use std::collections::{HashMap, VecDeque};
+use std::os::fd::AsFd;
 use underpass_rdma::verbs::Provider;
 
 /// Results of the rails' steps that are not carried out yet.
@@ -223,8 +226,12 @@ impl<V: Provider> Core<V> {
         fds: Vec<Foreign>,
     ) -> Result<(), Violation> {
         let fd = super::only(fds, "a lane's socket is exactly one descriptor")?;
-        let pid = self.clients.get(&from).map_or(0, |p| p.proc_id.pid);
-        match self.rails(|r| r.held((from, pid), at, fd)) {
+        let holder = self.clients.get(&from).map(|p| Holder {
+            pid: p.proc_id.pid,
+            namespace: sockopt::network_namespace(fd.as_fd()).ok(),
+            job: Some(p.cgroup().job()),
+        });
+        match self.rails(|r| r.held(from, holder.unwrap_or_default(), at, fd)) {
             Some(false) => Err(Violation("a lane's socket is another connection's")),
             _ => {
                 self.held.notify_one();

@@ -17,7 +17,7 @@ mod incarnation;
 mod inherited;
 mod lanes;
 mod members;
-mod near;
+pub(crate) mod near;
 mod show;
 mod takeover;
 mod wake;
@@ -31,6 +31,7 @@ use crate::os::near::Near;
 use crate::os::system::System;
 use area::DaemonArea;
 use crossbeam::channel::{Receiver, Sender};
+pub(crate) use devices::has_rail;
 use devices::{Devices, News};
 use incarnation::Node;
 use lane::proto::msg::ToShim;
@@ -439,6 +440,7 @@ impl<V: Provider> Rails<V> {
                     News::Up(port) => node.add_rail(now, devices, port),
                     News::Gone(port) => node.remove_rail(port),
                     News::QpFailed(id, qpn) => node.qp_failed(id, *qpn),
+                    News::Moved => {}
                 }
             }
         }

@@ -1,10 +1,9 @@
-//! Where the local end of a connection is on this node: by which interface its bytes leave, and to which processors
-//! its process is bound.
+//! Where the local end of a connection is on this node: which interface has its address, and to which processors its
+//! process is bound.
 //!
 //! A pod's address may be on an interface in the pod's own network namespace that lies on one of the node's (macvlan,
 //! ipvlan, a VLAN): both count, and what those lie on.
 
-use crate::os::sockopt;
 use netlink_packet_core::{
     NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
     NlasIterator, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST,
@@ -15,7 +14,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 /// What is known of an end's place; each part may be unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,41 +30,38 @@ pub struct Near {
 /// Most interfaces that are followed down from one.
 const DEPTH: usize = 8;
 /// Most messages of one answer: who may add addresses to its own namespace does not keep a helper at work.
-const MESSAGES: usize = 1 << 16;
+const MESSAGES: usize = 1 << 14;
 
 impl Near {
-    /// The place of this socket's end, in the process `pid`. It asks the kernel several times, and enters a network
-    /// namespace on a thread of its own.
-    pub fn of(sock: BorrowedFd<'_>, pid: u32) -> Near {
-        let local = rustix::net::getsockname(sock).ok();
-        let local = local.and_then(|a| std::net::SocketAddr::try_from(a).ok());
-        let address = local.map(|a| a.ip().to_canonical());
-        let found = address.map(|a| interfaces(sock, a));
+    /// The place of the end with this address, in the network namespace of a socket ([`super::sockopt::network_namespace`]) and
+    /// the process `pid`. It asks the kernel several times, and enters the namespace on a thread of its own.
+    pub fn of(namespace: Option<BorrowedFd<'_>>, address: IpAddr, pid: u32) -> Near {
+        let address = address.to_canonical();
+        let found = namespace.map(|n| interfaces(n, address));
         Near {
-            address,
+            address: Some(address),
             interfaces: found.and_then(Result::ok).unwrap_or_default(),
             numa: numa(pid),
         }
     }
 }
 
-fn interfaces(sock: BorrowedFd<'_>, address: IpAddr) -> io::Result<Vec<String>> {
+fn interfaces(theirs: BorrowedFd<'_>, address: IpAddr) -> io::Result<Vec<String>> {
     let here = route_socket()?;
-    let theirs = sockopt::network_namespace(sock)?;
     let ours = rustix::fs::stat("/proc/thread-self/ns/net")?;
-    let their = rustix::fs::fstat(&theirs)?;
+    let their = rustix::fs::fstat(theirs)?;
     if (ours.st_dev, ours.st_ino) == (their.st_dev, their.st_ino) {
         below(None, &here, address)
     } else {
-        let there = socket_in(&theirs)?;
+        let there = socket_in(theirs)?;
         below(Some(&there), &here, address)
     }
 }
 
 /// A socket for rtnetlink in another network namespace, in which it stays.
-fn socket_in(namespace: &OwnedFd) -> io::Result<Socket> {
+fn socket_in(namespace: BorrowedFd<'_>) -> io::Result<Socket> {
     let open = || {
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+        move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?;
         route_socket()
     };
     std::thread::scope(|s| {
@@ -290,19 +286,37 @@ fn ranges(list: &str) -> Option<Ranges> {
 mod tests {
     use super::*;
     use std::net::TcpListener;
+    use std::os::fd::AsFd;
 
     #[test]
     fn the_loopback_interface() {
-        for address in ["127.0.0.1:0", "[::1]:0"] {
-            let Ok(sock) = TcpListener::bind(address) else {
-                continue; // a machine without IPv6
-            };
-            let near = Near::of(sock.as_fd(), std::process::id());
-            assert_eq!(near.interfaces, ["lo"], "{address}");
-            assert_eq!(near.address, Some(sock.local_addr().unwrap().ip()));
+        let own = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
+        let near = |a: &str| Near::of(Some(own.as_fd()), a.parse().unwrap(), 1);
+        for address in ["127.0.0.1", "::1"] {
+            if TcpListener::bind((address, 0)).is_ok() {
+                assert_eq!(near(address).interfaces, ["lo"], "{address}");
+            }
         }
-        let sock = TcpListener::bind("0.0.0.0:0").unwrap();
-        assert_eq!(Near::of(sock.as_fd(), 1).interfaces, [""; 0]);
+        assert_eq!(near("::ffff:127.0.0.1"), near("127.0.0.1"));
+        assert_eq!(near("203.0.113.77").interfaces, [""; 0]);
+    }
+
+    /// Entering the namespace that a socket is in (the same one, from another thread) finds the same.
+    #[test]
+    fn the_namespace_of_a_socket() {
+        let sock = TcpListener::bind("127.0.0.1:0").unwrap();
+        let Ok(namespace) = crate::os::sockopt::network_namespace(sock.as_fd()) else {
+            return eprintln!("skipped: the namespace of a socket cannot be had here");
+        };
+        let there = socket_in(namespace.as_fd()).unwrap();
+        let here = route_socket().unwrap();
+        let found = below(Some(&there), &here, "127.0.0.1".parse().unwrap()).unwrap();
+        // (What is found there is not the daemon's own, since this looks like another one.)
+        assert_eq!(found, [""; 0]);
+        assert_eq!(
+            interfaces(namespace.as_fd(), "127.0.0.1".parse().unwrap()).unwrap(),
+            ["lo"]
+        );
     }
 
     #[test]

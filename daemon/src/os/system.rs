@@ -7,6 +7,7 @@ use crate::os::{random, sockopt};
 use lane::num;
 use lane::os::room;
 use rustix::net::SendFlags;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +30,8 @@ pub trait System: Send + Sync {
     fn tcp_outstanding(&self, _sock: BorrowedFd<'_>) -> bool {
         false
     }
-    /// Where the local end of a connection of this process is.
-    fn near(&self, _sock: BorrowedFd<'_>, _pid: u32) -> Near {
+    /// Where a connection's end is, by its address, the network namespace of its socket, and its process.
+    fn near(&self, _at: Option<BorrowedFd<'_>>, _address: IpAddr, _pid: u32) -> Near {
         Near::default()
     }
     /// Sequence numbers that the kernel has taken on a connection's socket; `None` if it cannot tell now.
@@ -72,8 +73,8 @@ impl System for Machine {
         sockopt::outstanding(sock).is_ok_and(|n| n > 0)
     }
 
-    fn near(&self, sock: BorrowedFd<'_>, pid: u32) -> Near {
-        Near::of(sock, pid)
+    fn near(&self, at: Option<BorrowedFd<'_>>, address: IpAddr, pid: u32) -> Near {
+        Near::of(at, address, pid)
     }
 
     fn tcp_sent(&self, sock: BorrowedFd<'_>) -> Option<u64> {

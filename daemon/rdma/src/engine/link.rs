@@ -78,6 +78,8 @@ pub(super) struct Link<P: Provider> {
     granted: u16,
     used: u16,
     pub heard: u64,
+    /// When it became active.
+    pub since: u64,
     /// When we asked whether the peer is there; set while nothing has been heard since.
     pub asked: Option<u64>,
     pub deadline: u64,
@@ -189,6 +191,7 @@ impl<P: Provider> Link<P> {
             granted: 0,
             used: 0,
             heard: 0,
+            since: 0,
             asked: None,
             deadline: u64::MAX,
             next_try: 0,

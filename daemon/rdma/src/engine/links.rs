@@ -18,7 +18,15 @@ pub(super) struct RailState<P: Provider> {
     pub pd: P::Pd,
     up: bool,
     next_offer: u64,
+    /// Until when no lane moves here only because the rail suits it, and for how long after the next failure.
+    distrusted: u64,
+    distrust: u64,
 }
+
+/// After a link has failed with lanes on it, its rail is distrusted for this many times `retry_ns`, doubling with each
+/// failure up to the second number: small messages may pass where large ones do not, and a lane that comes back each time
+/// would stall each time. A link that has worked for the third number of them wipes that out.
+const DISTRUST: (u64, u64, u64) = (10, 640, 300);
 
 /// A link whose end here is destroyed.
 pub(super) struct Dead {
@@ -46,6 +54,8 @@ impl<P: Provider> Pair<P> {
             pd,
             up: true,
             next_offer: 0,
+            distrusted: 0,
+            distrust: DISTRUST.0 * self.config.retry_ns,
         };
         self.rails.insert(id, state);
         self.link_timer = 0;
@@ -58,6 +68,7 @@ impl<P: Provider> Pair<P> {
         if let Some(r) = self.rails.get_mut(&id) {
             r.up = up;
             r.next_offer = 0;
+            r.distrusted = 0;
         }
         self.link_timer = 0;
         if !up {
@@ -109,6 +120,18 @@ impl<P: Provider> Pair<P> {
     /// Counters of this rail since it was added.
     pub fn stats(&self, rail: RailId) -> Stats {
         self.stats.get(&rail).copied().unwrap_or_default()
+    }
+
+    /// What a link over this rail counts for a lane.
+    pub(super) fn rank(&self, lane: &super::lanes::Lane, rail: RailId) -> u8 {
+        let trusted = self
+            .rails
+            .get(&rail)
+            .is_none_or(|r| self.now >= r.distrusted);
+        match trusted {
+            true => lane.rank(rail),
+            false => u8::MAX,
+        }
     }
 
     pub(super) fn any_active(&self) -> bool {
@@ -217,6 +240,7 @@ impl<P: Provider> Pair<P> {
         };
         let rail = link.rail;
         let was = link.state;
+        let (used, since) = (link.lanes > 0, link.since);
         // A handshake that nobody answers goes on for minutes in the kernel: do not start too many at a time.
         let pause = match link.shakes_hands() {
             true => 2 * self.config.setup_ns,
@@ -238,8 +262,17 @@ impl<P: Provider> Pair<P> {
             };
             self.dead.insert(no, dead);
         }
+        let (first, most, long) = DISTRUST;
+        let unit = self.config.retry_ns;
         if let Some(r) = self.rails.get_mut(&rail) {
             r.next_offer = self.now + pause;
+            if was == State::Active && used {
+                if self.now >= since + long * unit {
+                    r.distrust = first * unit;
+                }
+                r.distrusted = self.now + r.distrust;
+                r.distrust = (2 * r.distrust).min(most * unit);
+            }
         }
         self.stats.entry(rail).or_default().links_failed += 1;
         if was == State::Active {
@@ -523,6 +556,7 @@ impl<P: Provider> Pair<P> {
             _ => return self.fail_pair("a link was confirmed out of turn"),
         }
         link.state = State::Active;
+        link.since = self.now;
         let rail = link.rail;
         self.tell_keys(no);
         self.event(Event::LinkUp { link: no, rail });

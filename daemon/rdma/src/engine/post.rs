@@ -98,7 +98,8 @@ impl<P: Provider> Pair<P> {
                 return None; // the link is dead, but the peer has not confirmed that yet
             };
             let usable = self.usable(now, lane);
-            let fewer = |l: &Link<P>| match lane.rank(l.rail).cmp(&lane.rank(now.rail)) {
+            let fewer = |l: &Link<P>| match self.rank(lane, l.rail).cmp(&self.rank(lane, now.rail))
+            {
                 Ordering::Less => true,
                 Ordering::Equal => l.lanes + 2 <= now.lanes,
                 Ordering::Greater => false,
@@ -119,8 +120,9 @@ impl<P: Provider> Pair<P> {
             lane.moved();
             lane.validate = validate;
         }
-        let rank =
-            |(no, l): (&LinkId, &Link<P>)| (!self.usable(l, lane), lane.rank(l.rail), l.lanes, *no);
+        let rank = |(no, l): (&LinkId, &Link<P>)| {
+            (!self.usable(l, lane), self.rank(lane, l.rail), l.lanes, *no)
+        };
         let (.., no) = self
             .links
             .iter()

@@ -110,6 +110,50 @@ fn the_rail_that_suits() {
     assert_eq!((on(&b, links[0]), on(&b, back)), (2, 2));
 }
 
+/// A rail that suits, and whose links fail, gets its lanes back later each time.
+#[test]
+fn a_rail_that_fails_again_and_again() {
+    let mut b = Bench::new(config(true), 2);
+    let links = [b.link(), b.link()];
+    let lane = b.lane(0);
+    let best = b.pair.links()[0].rail;
+    b.pair.prefer(lane, best, 0);
+    b.settle();
+    let mut best_link = links[0];
+    assert_eq!(b.pair.link_of(lane), Some(best_link));
+    let mut waits = Vec::new();
+    for _ in 0..3 {
+        b.pair.qp_failed(
+            best,
+            b.pair
+                .links()
+                .iter()
+                .find(|v| v.link == best_link)
+                .expect("a link")
+                .qpn,
+        );
+        b.peer.destroy(best_link);
+        b.says(Control::QpDeadAck { link: best_link });
+        b.settle();
+        assert_eq!(b.pair.link_of(lane), Some(links[1]));
+        b.later(MS);
+        best_link = b.link();
+        let mut waited = 0;
+        while b.pair.link_of(lane) != Some(best_link) {
+            b.later(MS);
+            b.pair.prefer(lane, best, 0); // (as traffic does)
+            b.settle();
+            waited += 1;
+            assert!(waited < 1000);
+        }
+        waits.push(waited);
+    }
+    assert!(
+        waits[0] > 2 && waits[1] > waits[0] && waits[2] > waits[1],
+        "{waits:?}"
+    );
+}
+
 /// The lane's link has no key for its ring, the other one has.
 #[test]
 fn a_link_with_a_key() {

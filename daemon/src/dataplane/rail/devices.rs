@@ -2,7 +2,7 @@
 //!
 //! Two rails of two nodes are taken to be connected if their addresses are in the same subnet: a daemon can know
 //! no more about the wiring. Where this is wrong, because a router connects two subnets, the configuration names
-//! the fabric. Among several rails, a connection's bytes take the one that its own TCP bytes would take ([`Facts::rank`]).
+//! the fabric. Among several rails, a connection's bytes take the one of the interface that has its address ([`Facts::rank`]).
 
 use crate::config::RailConfig;
 use crate::os::near::Near;
@@ -31,8 +31,16 @@ pub(crate) struct Facts {
     pub lid: u16,
     pub mtu: Mtu,
     pub fabric: u32,
-    /// The network interface whose address it has.
-    pub netdev: Option<String>,
+    /// Where it is, which no link depends on.
+    pub place: Place,
+}
+
+/// Where a rail is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The network interfaces whose addresses the port has: the one of our GID, and the one below it that is the port's own
+    /// (of a VLAN).
+    pub netdevs: Vec<String>,
     /// The subnet of that address: an address in it, and the mask.
     pub subnet: Option<(IpAddr, IpAddr)>,
     pub numa: Option<u32>,
@@ -42,18 +50,28 @@ impl Facts {
     /// How well this rail suits an end there; 0 is best. The interface is what an administrator has wired and addressed;
     /// pools of addresses of several rails may overlap.
     pub(super) fn rank(&self, near: &Near) -> u8 {
-        let below = self.netdev.as_ref();
-        if below.is_some_and(|n| near.interfaces.contains(n)) {
+        let here = &self.place;
+        if here.netdevs.iter().any(|n| near.interfaces.contains(n)) {
             return 0;
         }
         let within = |(of, mask): (IpAddr, IpAddr)| masked(near.address?, mask).map(|a| a == of);
-        if self.subnet.and_then(within) == Some(true) {
+        if here.subnet.and_then(within) == Some(true) {
             return 1;
         }
-        match self.numa.is_some() && self.numa == near.numa {
+        match here.numa.is_some() && here.numa == near.numa {
             true => 2,
             false => 3,
         }
+    }
+
+    /// Are links that were made with these facts as good as ones made with those?
+    fn makes_the_same_links(&self, other: &Facts) -> bool {
+        let place = other.place.clone();
+        let moved = Facts {
+            place,
+            ..self.clone()
+        };
+        moved == *other
     }
 }
 
@@ -62,6 +80,8 @@ pub(super) enum News {
     Up(Port),
     /// Down, or its address has changed: everything made of it must go.
     Gone(Port),
+    /// Some rail is in another place now: only which lanes it suits has changed.
+    Moved,
     /// A device reports that a queue pair has failed.
     QpFailed(DeviceId, u32),
 }
@@ -71,8 +91,6 @@ pub(super) struct Devices<V: Provider> {
     config: Vec<RailConfig>,
     open: BTreeMap<DeviceId, Arc<V::Device>>,
     up: BTreeMap<Port, Facts>,
-    /// Ports of each device that the kernel lists.
-    listed: BTreeMap<DeviceId, usize>,
 }
 
 impl<V: Provider> Devices<V> {
@@ -82,13 +100,7 @@ impl<V: Provider> Devices<V> {
             config: config.to_vec(),
             open: BTreeMap::new(),
             up: BTreeMap::new(),
-            listed: BTreeMap::new(),
         }
-    }
-
-    /// Is there a choice, now or when another port comes up?
-    pub(super) fn are_several(&self) -> bool {
-        self.listed.values().sum::<usize>() > 1
     }
 
     pub(super) fn up(&self) -> &BTreeMap<Port, Facts> {
@@ -135,18 +147,16 @@ impl<V: Provider> Devices<V> {
             self.up.remove(&p);
             news.push(News::Gone(p));
         }
-        self.listed.remove(id);
         if self.open.remove(id).is_some() {
             tracing::info!(device = id.name, "rdma device gone");
         }
     }
 
     fn look(&mut self, d: &SysDevice, news: &mut Vec<News>) {
-        self.listed.insert(d.id.clone(), d.ports.len());
         let wanted: Vec<(u8, Facts)> = d
             .ports
             .iter()
-            .filter_map(|p| Some((p.port, self.facts(d, p.port)?)))
+            .filter_map(|p| Some((p.port, facts(&self.config, d, p.port)?)))
             .collect();
         if !wanted.is_empty() && !self.open.contains_key(&d.id) {
             match self.verbs.open(&d.id) {
@@ -174,6 +184,12 @@ impl<V: Provider> Devices<V> {
                 _ => now = None,
             }
             if self.up.get(&key) == now.as_ref() {
+                continue;
+            }
+            let was = self.up.get_mut(&key).zip(now.as_ref());
+            if let Some((was, now)) = was.filter(|(was, now)| was.makes_the_same_links(now)) {
+                was.place = now.place.clone();
+                news.push(News::Moved);
                 continue;
             }
             if self.up.remove(&key).is_some() {
@@ -218,52 +234,64 @@ impl<V: Provider> Devices<V> {
         }
         stale
     }
+}
 
-    /// The properties of a port, if it is usable. Prefers an IPv4 address.
-    fn facts(&self, d: &SysDevice, port: u8) -> Option<Facts> {
-        let p = d.ports.iter().find(|p| p.port == port)?;
-        d.usable(p).ok()?;
-        let config = self.config.iter().find(|c| c.is(&d.id.name, port));
-        if config.is_some_and(|c| c.off) {
-            return None;
-        }
-        let fabric = config.and_then(|c| c.fabric);
-        let kind = match d.fabric(p) {
-            Fabric::InfiniBand => GidKind::InfiniBand,
-            Fabric::Iwarp => GidKind::Address,
-            _ => GidKind::RoceV2,
-        };
-        let of_kind = p.gids.iter().filter(|g| g.kind == kind);
-        let (_, gid, subnet) = of_kind
-            .filter_map(|g| {
-                let infiniband = kind == GidKind::InfiniBand;
-                let network = network(g.gid.ip()).filter(|_| !infiniband);
-                let prefix = || infiniband.then(|| number(&g.gid.0[..8]));
-                let of = network.map(subnet).or_else(prefix).or(fabric)?;
-                let v4 = matches!(g.gid.ip(), IpAddr::V4(_));
-                Some(((!v4, g.index), g, (of, network)))
-            })
-            .min_by_key(|(rank, ..)| *rank)?;
-        let (subnet, network) = subnet;
-        let of = fabric.unwrap_or(subnet);
-        Some(Facts {
-            gid: gid.gid,
-            gid_index: match kind {
-                GidKind::Address => 0, // the order of addresses has no meaning
-                _ => gid.index,
-            },
-            lid: p.lid,
-            mtu: Mtu::B1024, // until the device reports it
-            fabric: match kind {
-                // RoCE over the same wires is another fabric.
-                GidKind::Address => number(&[&of.to_be_bytes()[..], b"iWARP"].concat()),
-                _ => of,
-            },
-            netdev: gid.netdev.clone().or_else(|| p.netdev.clone()),
+/// The properties of a port, if it is usable. Prefers an IPv4 address.
+fn facts(config: &[RailConfig], d: &SysDevice, port: u8) -> Option<Facts> {
+    let p = d.ports.iter().find(|p| p.port == port)?;
+    d.usable(p).ok()?;
+    let config = config.iter().find(|c| c.is(&d.id.name, port));
+    if config.is_some_and(|c| c.off) {
+        return None;
+    }
+    let fabric = config.and_then(|c| c.fabric);
+    let kind = match d.fabric(p) {
+        Fabric::InfiniBand => GidKind::InfiniBand,
+        Fabric::Iwarp => GidKind::Address,
+        _ => GidKind::RoceV2,
+    };
+    let of_kind = p.gids.iter().filter(|g| g.kind == kind);
+    let (_, gid, subnet) = of_kind
+        .filter_map(|g| {
+            let infiniband = kind == GidKind::InfiniBand;
+            let network = network(g.gid.ip()).filter(|_| !infiniband);
+            let prefix = || infiniband.then(|| number(&g.gid.0[..8]));
+            let of = network.map(subnet).or_else(prefix).or(fabric)?;
+            let v4 = matches!(g.gid.ip(), IpAddr::V4(_));
+            Some(((!v4, g.index), g, (of, network)))
+        })
+        .min_by_key(|(rank, ..)| *rank)?;
+    let (subnet, network) = subnet;
+    let of = fabric.unwrap_or(subnet);
+    Some(Facts {
+        gid: gid.gid,
+        gid_index: match kind {
+            GidKind::Address => 0, // the order of addresses has no meaning
+            _ => gid.index,
+        },
+        lid: p.lid,
+        mtu: Mtu::B1024, // until the device reports it
+        fabric: match kind {
+            // RoCE over the same wires is another fabric.
+            GidKind::Address => number(&[&of.to_be_bytes()[..], b"iWARP"].concat()),
+            _ => of,
+        },
+        place: Place {
+            netdevs: [&gid.netdev, &p.netdev]
+                .into_iter()
+                .flatten()
+                .cloned()
+                .collect(),
             subnet: network,
             numa: d.numa_node,
-        })
-    }
+        },
+    })
+}
+
+/// Has one of these devices a port that is a rail?
+pub(crate) fn has_rail(all: &[SysDevice], config: &[RailConfig]) -> bool {
+    let is = |d: &SysDevice| d.ports.iter().any(|p| facts(config, d, p.port).is_some());
+    all.iter().any(is)
 }
 
 /// A number for a subnet.
@@ -321,9 +349,7 @@ mod tests {
                 lid: 0,
                 mtu: Mtu::B1024,
                 fabric: 0,
-                netdev: None,
-                subnet: None,
-                numa: None,
+                place: Place::default(),
             }
         }
     }
@@ -340,9 +366,11 @@ mod tests {
     fn the_rail_of_an_end() {
         let ip = |s: &str| Some(s.parse::<IpAddr>().unwrap());
         let rail = Facts {
-            netdev: Some("ens2".into()),
-            subnet: ip("10.1.0.0").zip(ip("255.255.0.0")),
-            numa: Some(1),
+            place: Place {
+                netdevs: vec!["ens2.100".into(), "ens2".into()],
+                subnet: ip("10.1.0.0").zip(ip("255.255.0.0")),
+                numa: Some(1),
+            },
             ..Facts::of(Gid([0; 16]))
         };
         let near = |names: &[&str], address, numa| Near {
@@ -355,7 +383,10 @@ mod tests {
         assert_eq!(rail.rank(&near(&[], ip("10.2.0.1"), Some(1))), 2);
         assert_eq!(rail.rank(&near(&["ens3"], ip("fd00::1"), Some(0))), 3);
         assert_eq!(rail.rank(&Near::default()), 3);
+        assert_eq!(rail.rank(&near(&["ens2.200", "ens2"], None, None)), 0);
         let nothing = Facts::of(Gid([0; 16]));
+        assert!(nothing.makes_the_same_links(&rail));
+        assert!(!nothing.makes_the_same_links(&Facts::of(Gid([1; 16]))));
         assert_eq!(nothing.rank(&Near::default()), 3);
     }
 
@@ -390,7 +421,7 @@ mod tests {
                 verbs: Some("uverbs0".into()),
                 ports: vec![port],
             };
-            d.facts(&device, 1).map(|f| f.fabric)
+            facts(&d.config, &device, 1).map(|f| f.fabric)
         };
         let roce = |a| fabric(LinkLayer::Ethernet, GidKind::RoceV2, a);
         assert_eq!(roce("::ffff:127.0.0.1"), Some(number(&[127, 0, 0, 0])));

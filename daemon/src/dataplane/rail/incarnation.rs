@@ -302,6 +302,7 @@ impl<V: Provider> Rails<V> {
         if n.no_rails_before != 0 && now >= n.no_rails_before {
             n.no_rails_before = 0;
             self.add_ports(name);
+            self.rank_all();
         }
         let Some(n) = self.nodes.get_mut(name) else {
             return false;

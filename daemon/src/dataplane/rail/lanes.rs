@@ -5,6 +5,7 @@
 //! `LaneGo`, on which the responder offers it, too. So nothing is sent on a lane that the other engine does not
 //! know yet.
 
+use super::near::Holder;
 use super::{Effect, Key, Rails};
 use crate::clients::family::Family;
 use crate::clients::ids::{ClientId, ConnRef};
@@ -23,6 +24,7 @@ use lane::family::flag;
 use lane::half::TxState;
 use lane::proto::reason::Reason;
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -68,7 +70,8 @@ pub(super) struct Takeover {
 pub(super) struct Lane {
     pub node: Name,
     pub who: ConnRef,
-    /// Where its end is on this node, once that was looked up.
+    /// The local address of the connection, and where that is on this node once that was looked up.
+    pub address: IpAddr,
     pub near: Option<Near>,
     /// The table in which the connection stands; also after its process has ended.
     pub family: Arc<Family>,
@@ -145,6 +148,7 @@ impl<V: Provider> Rails<V> {
         let lane = Lane {
             node: p.node.clone(),
             who: p.who,
+            address: p.local,
             near: None,
             family,
             pair: p.pair,
@@ -355,8 +359,8 @@ impl<V: Provider> Rails<V> {
     }
 
     /// The process has taken the lane and gives us a copy of its socket. `false`: the socket is another
-    /// connection's, or there is a copy already. `pid`: the process.
-    pub fn held(&mut self, (from, pid): (ClientId, u32), at: Key, sock: Foreign) -> bool {
+    /// connection's, or there is a copy already.
+    pub fn held(&mut self, from: ClientId, holder: Holder, at: Key, sock: Foreign) -> bool {
         let Some(l) = self.offered(from, at) else {
             return true; // the message crossed the end of the lane
         };
@@ -365,10 +369,9 @@ impl<V: Provider> Rails<V> {
             return false;
         }
         l.inode = rustix::fs::fstat(&sock).map_or(0, |s| s.st_ino);
-        let sock = Arc::new(sock);
-        l.sock = Some(sock.clone());
+        l.sock = Some(Arc::new(sock));
         let (engine, node) = (l.engine, l.node.clone());
-        self.look_near(at, pid, sock);
+        self.look_near(at, holder);
         if let (Some(id), Some(n)) = (engine, self.nodes.get_mut(&node)) {
             n.pair.gate(id, false);
         }

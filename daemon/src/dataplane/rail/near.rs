@@ -2,24 +2,34 @@
 
 use super::{Finished, Key, Rails};
 use crate::clients::ids::ConnRef;
-use crate::os::fds::Foreign;
+use crate::clients::limits::Job;
 use crate::os::near::Near;
-use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::os::fd::{AsFd, OwnedFd};
 use underpass_rdma::verbs::Provider;
 
+/// The process that has given us a copy of a lane's socket.
+#[derive(Debug, Default)]
+pub struct Holder {
+    pub pid: u32,
+    /// The network namespace of that socket.
+    pub namespace: Option<OwnedFd>,
+    /// Who pays for the helper.
+    pub job: Option<Job>,
+}
+
 impl<V: Provider> Rails<V> {
-    /// Has a helper look where this lane's end is. The lane may move bytes meanwhile, and moves when that is known.
-    pub(super) fn look_near(&self, at: Key, pid: u32, sock: Arc<Foreign>) {
+    /// Has a helper look where this lane's end is. The lane may move bytes meanwhile, and moves when that is known. The
+    /// helper has no copy of the socket: what it asks may take time, and the end of a connection may not wait for that.
+    pub(super) fn look_near(&self, at: Key, holder: Holder) {
         let Some(l) = self.lanes.get(&at) else { return };
-        if !self.devices.as_ref().is_some_and(|d| d.are_several()) {
+        if self.devices.is_none() {
             return;
         }
-        let (who, system) = (l.who, self.system.clone());
+        let (who, address, system) = (l.who, l.address, self.system.clone());
         let (tell, wake) = (self.jobs.0.clone(), self.wake.clone());
         self.system.help(Box::new(move || {
-            let near = system.near(sock.as_fd(), pid);
-            drop(sock);
+            let namespace = holder.namespace.as_ref().map(|n| n.as_fd());
+            let near = system.near(namespace, address, holder.pid);
             let _ = tell.send(Finished::Near(at, who, near));
             super::wake::wake(wake.as_deref());
         }));

@@ -62,6 +62,8 @@ pub struct Paired {
     pub part: Part,
     /// Number of the pair on the channel, given by the initiator.
     pub pair: u64,
+    /// Local address of the end.
+    pub local: std::net::IpAddr,
     /// Cookie of the end's socket.
     pub cookie: u64,
     /// Why the other node makes no lane, and why this one makes none; 0: it would.

@@ -149,6 +149,7 @@ impl Pairing {
             node: node.clone(),
             part: Part::Initiator,
             pair: make,
+            local: m.sought.end.local.ip(),
             cookie: m.sought.end.cookie,
             refusal,
             own_refusal: m.refusal,
@@ -261,7 +262,7 @@ impl Pairing {
             t.lies += u64::from(r == Reason::WrongNode);
             return t.send(fail(r), out);
         }
-        let (who, cookie) = (s.who, s.end.cookie);
+        let (who, local, cookie) = (s.who, s.end.local.ip(), s.end.cookie);
         // Our Lookup is answered: no need to take it back.
         t.numbers.remove(&key);
         t.sent.remove(&lookup);
@@ -279,6 +280,7 @@ impl Pairing {
             node: node.clone(),
             part: Part::Responder,
             pair: make,
+            local,
             cookie,
             refusal,
             own_refusal: own,
