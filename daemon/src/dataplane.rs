@@ -5,3 +5,11 @@
 
 pub(crate) mod rail;
 pub mod thread;
+
+/// Has one of these devices a port that is a rail, by this configuration?
+pub fn has_rail(
+    all: &[underpass_rdma::devices::SysDevice],
+    config: &[crate::config::RailConfig],
+) -> bool {
+    rail::has_rail(all, config)
+}

@@ -83,9 +83,19 @@ struct SignerArgs {
 
 #[derive(clap::Args)]
 struct DevicesArgs {
-    /// The kubelet's directory
-    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
-    kubelet: PathBuf,
+    /// The kubelet's directory of device plugins, which does not depend on its --root-dir
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/kubelet/device-plugins"
+    )]
+    plugins: PathBuf,
+    /// The node's /dev
+    #[arg(long, value_name = "DIR", default_value = "/dev")]
+    dev: PathBuf,
+    /// Configuration file (TOML) of the node's daemon: [[rail]] counts
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Resource that gives the daemon's container the node's RDMA devices
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true, value_parser = resource)]
     daemon: String,
@@ -108,19 +118,20 @@ fn resource(name: &str) -> Result<String, String> {
     }
 }
 
-fn devices(a: DevicesArgs) -> std::io::Result<()> {
+fn devices(a: DevicesArgs) -> Result<(), String> {
+    let config = match &a.config {
+        Some(p) => Config::load(p).map_err(|e| e.to_string())?,
+        None => Config::default(),
+    };
     let options = underpass_kubelet::devices::Options {
-        kubelet: a.kubelet,
+        dir: a.plugins,
         daemon: a.daemon,
         rails: a.rail,
-        files: "/dev/infiniband".into(),
+        dev: a.dev,
     };
     let sys = underpass_rdma::devices::Tree::system();
-    underpass_kubelet::devices::run(&options, || {
-        let all = sys.scan();
-        all.iter()
-            .any(|d| d.ports.iter().any(|p| d.usable(p).is_ok()))
-    })
+    let has_rail = || underpassd::dataplane::has_rail(&sys.scan(), &config.rail);
+    underpass_kubelet::devices::run(&options, has_rail).map_err(|e| e.to_string())
 }
 
 impl From<SignerArgs> for Signer {
@@ -183,7 +194,7 @@ fn main() -> ExitCode {
         .init();
     let done = match args.command.take() {
         Some(Command::Signer(a)) => underpass_signer::run(a.into()).map_err(|e| e.to_string()),
-        Some(Command::Devices(a)) => devices(a).map_err(|e| e.to_string()),
+        Some(Command::Devices(a)) => devices(a),
         Some(Command::Webhook { config }) => webhook(&config),
         None => match options(args) {
             Ok(o) => run(o).map_err(|e| e.to_string()),

@@ -204,8 +204,17 @@ fn with(control: &Cluster, lab: &mut Lab, outside: usize) -> Result<()> {
     };
     until("the daemons have a channel", SLOW, up)?;
     let [far, near] = ["lab1", "lab2"];
+    let rails = || {
+        let path = "jsonpath={.status.allocatable.underpass\\.io/rail}";
+        let has = |n| control.kubectl(&["get", "node", n, "-o", path]);
+        [far, near]
+            .iter()
+            .all(|n| has(n).is_ok_and(|said| said == "1000"))
+    };
+    until("both nodes have rails", SLOW, rails)?;
     let mut redis = Workload::new("redis", REDIS).annotated("underpass.io/enabled", "true");
     redis.node = Some(far);
+    redis.resource = Some("underpass.io/rail");
     control.apply(&redis.text())?;
     control.rolled_out_within("shop", "redis", SLOW)?;
     let at = control.address_of("shop", "redis")?;

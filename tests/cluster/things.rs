@@ -84,6 +84,8 @@ pub struct Workload {
     pub host_network: bool,
     /// The node to run on.
     pub node: Option<&'static str>,
+    /// A resource of which the container asks for one.
+    pub resource: Option<&'static str>,
 }
 
 impl Workload {
@@ -98,6 +100,7 @@ impl Workload {
             volume: None,
             host_network: false,
             node: None,
+            resource: None,
         }
     }
 
@@ -116,6 +119,7 @@ impl Workload {
         json!({
             "name": name, "image": IMAGE, "imagePullPolicy": "Never",
             "command": ["sh", "-c", command], "env": env, "volumeMounts": mounts,
+            "resources": {"limits": self.resource.map(|r| json!({r: "1"}))},
             "securityContext": {
                 "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
                 "capabilities": {"drop": ["ALL"]},

@@ -15,6 +15,7 @@ mod mounts;
 
 use crate::grpc;
 use serde::{Deserialize, Serialize};
+use std::future::pending;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -60,8 +61,8 @@ pub fn start(config: &CsiConfig, dir: PathBuf, node: String) -> io::Result<Arc<D
     thread.spawn(move || {
         rt.block_on(async {
             tokio::join!(
-                grpc::serve(own, serving.clone()),
-                grpc::serve(registration, serving.clone())
+                grpc::serve(own, serving.clone(), pending()),
+                grpc::serve(registration, serving.clone(), pending())
             )
         });
     })?;

@@ -2,11 +2,13 @@
 //!
 //! A container that is not privileged can open a device only if the runtime allows it, and the runtime does what the kubelet
 //! says for a resource that the pod asks for. The first resource ([`Options::daemon`]) is for the daemon's pod: one piece of
-//! it, with all files in `/dev/infiniband`. It is there also on nodes without any, since a DaemonSet has one form for all
-//! nodes. The others ([`Options::rails`]) stand for nothing that a container could use: a node has some while it has a rail
-//! that works, so that pods which ask for one are put where rails are.
+//! it, with the files in `/dev/infiniband` that verbs need. It is there also on nodes without any, since a DaemonSet has one form
+//! for all nodes. The others ([`Options::rails`]) stand for nothing that a container could use: a node has some while it has a
+//! rail, so that pods which ask for one are put where rails are.
 //!
-//! The kubelet forgets its plugins when it is started, and removes their sockets: then they are told to it anew.
+//! The kubelet forgets its plugins when it is started, and removes their sockets; and when another plugin with the same name
+//! ends, some kubelets end the newer one's call in its stead (kubernetes issue 121994). So a plugin is told to it anew when
+//! the sockets are others, and when the kubelet does not ask for its devices (any more).
 
 pub mod messages;
 
@@ -31,29 +33,35 @@ use tonic_prost::ProstCodec;
 /// Of the kubelet's interface.
 const VERSION: &str = "v1beta1";
 /// How often the kubelet's sockets are looked at.
-const LOOK: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 2000 });
 /// How often rails are looked at: a port has many files.
 const RAILS: Duration = Duration::from_secs(10);
-/// Longest wait for the kubelet's answer.
-const TIME: Duration = Duration::from_secs(10);
+/// Longest wait for the kubelet's answer, and then for its call.
+const TIME: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 10_000 });
 /// How many pods of a node may ask for one of [`Options::rails`]: more than a kubelet runs.
 const PODS: usize = 1000;
 
 /// What is offered.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The kubelet's directory (its `--root-dir`).
-    pub kubelet: PathBuf,
+    /// The kubelet's directory of device plugins: `/var/lib/kubelet/device-plugins`, whatever its `--root-dir` is.
+    pub dir: PathBuf,
     /// Name of the resource that gives the daemon's container its devices; empty: none.
     pub daemon: String,
     /// Names of resources that a node has while it has a rail.
     pub rails: Vec<String>,
-    /// Where the files of devices are: `/dev/infiniband`.
-    pub files: PathBuf,
+    /// Where this process sees the node's `/dev`.
+    pub dev: PathBuf,
 }
 
-/// Serves the kubelet until the process ends. `has_rail`: could a rail of this node carry lanes now?
+/// Serves the kubelet until the process ends. `has_rail`: has this node a rail now?
 pub fn run(options: &Options, has_rail: impl Fn() -> bool) -> io::Result<()> {
+    let mut names: Vec<&String> = options.rails.iter().chain([&options.daemon]).collect();
+    names.sort();
+    if names.windows(2).any(|n| n[0] == n[1]) {
+        let why = "each resource has a name of its own"; // (two plugins of one name would drive each other out)
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
     let rt = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -74,20 +82,20 @@ pub fn run(options: &Options, has_rail: impl Fn() -> bool) -> io::Result<()> {
 }
 
 fn plugins(o: &Options, health: &watch::Receiver<bool>) -> Vec<Plugin> {
-    let dir = o.kubelet.join("device-plugins");
-    let daemon = (!o.daemon.is_empty()).then(|| (&o.daemon, Kind::Files(o.files.clone())));
+    let daemon = (!o.daemon.is_empty()).then(|| (&o.daemon, Kind::Files(o.dev.clone())));
     let rails = o.rails.iter().map(|n| (n, Kind::Rail(health.clone())));
     let all = daemon.into_iter().chain(rails);
     all.map(|(resource, kind)| Plugin {
         resource: resource.clone(),
         kind,
-        dir: dir.clone(),
+        dir: o.dir.clone(),
+        asked: watch::channel(0).0,
     })
     .collect()
 }
 
 enum Kind {
-    /// The files of this directory.
+    /// Devices for verbs, below this `/dev`.
     Files(PathBuf),
     /// Nothing, while there is a rail.
     Rail(watch::Receiver<bool>),
@@ -98,6 +106,24 @@ struct Plugin {
     kind: Kind,
     /// The kubelet's directory of such plugins.
     dir: PathBuf,
+    /// How many calls ask for its devices now.
+    asked: watch::Sender<usize>,
+}
+
+/// One call that asks for a plugin's devices.
+struct Asking(Arc<Plugin>);
+
+impl Asking {
+    fn new(plugin: Arc<Plugin>) -> Self {
+        plugin.asked.send_modify(|n| *n += 1);
+        Asking(plugin)
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.asked.send_modify(|n| *n -= 1);
+    }
 }
 
 /// Tells the kubelet of a plugin, and again whenever it has forgotten it.
@@ -113,27 +139,32 @@ async fn offer(plugin: Arc<Plugin>) {
                 continue;
             }
         };
-        let server = tokio::spawn(grpc::serve(listener, plugin.clone()));
+        let (end, ended) = watch::channel(());
+        let until = async move {
+            let mut ended = ended;
+            let _ = ended.changed().await; // (an error: `end` is dropped)
+        };
+        tokio::spawn(grpc::serve(listener, plugin.clone(), until));
         let sockets =
             || [&plugin.socket(), &kubelet].map(|p| fs::metadata(p).ok().map(|m| m.ino()));
-        let mut known = sockets();
+        let known = sockets();
         match plugin.register(&kubelet).await {
             Ok(()) => {
                 said.clear();
                 tracing::info!(resource = plugin.resource, "registered with the kubelet");
+                // The kubelet calls back after it has answered, and then for as long as it knows the plugin.
+                tokio::time::sleep(TIME).await;
+                while sockets() == known && *plugin.asked.borrow() > 0 {
+                    tokio::time::sleep(LOOK).await;
+                }
+                tracing::info!(resource = plugin.resource, "the kubelet has forgotten it");
             }
             Err(e) => {
                 complain(&mut said, &plugin.resource, &e);
-                known = [None, None];
+                tokio::time::sleep(LOOK).await;
             }
         }
-        loop {
-            tokio::time::sleep(LOOK).await;
-            if sockets() != known {
-                break;
-            }
-        }
-        server.abort();
+        drop(end);
     }
 }
 
@@ -181,17 +212,23 @@ impl Plugin {
     }
 
     fn devices(&self) -> Devices {
-        let (number, healthy) = match &self.kind {
-            Kind::Files(_) => (1, true),
-            Kind::Rail(has) => (PODS, *has.borrow()),
+        let (ids, healthy) = match &self.kind {
+            // Named by its files: the kubelet keeps what it has given to a pod, and gives nothing that is not there any more.
+            Kind::Files(dev) => {
+                let files = files(dev).unwrap_or_default();
+                let names = files.iter().filter_map(|f| f.host.rsplit('/').next());
+                let names = ["devices"].into_iter().chain(names);
+                (vec![names.collect::<Vec<_>>().join("-")], true)
+            }
+            Kind::Rail(has) => ((0..PODS).map(|n| n.to_string()).collect(), *has.borrow()),
         };
         let health = if healthy { "Healthy" } else { "Unhealthy" };
-        let device = |n: usize| Device {
-            id: n.to_string(),
+        let device = |id| Device {
+            id,
             health: health.into(),
         };
         Devices {
-            devices: (0..number).map(device).collect(),
+            devices: ids.into_iter().map(device).collect(),
         }
     }
 
@@ -201,27 +238,30 @@ impl Plugin {
             Kind::Files(_) => None,
             Kind::Rail(has) => Some(has.clone()),
         };
-        futures_util::stream::unfold(
-            (self, changes, true),
-            |(plugin, mut changes, first)| async move {
-                if !first {
-                    match &mut changes {
-                        Some(c) => c.changed().await.ok()?,
-                        None => std::future::pending().await,
-                    }
+        let first = (Asking::new(self), changes, true);
+        futures_util::stream::unfold(first, |(asking, mut changes, first)| async move {
+            if !first {
+                match &mut changes {
+                    Some(c) => c.changed().await.ok()?,
+                    None => std::future::pending().await,
                 }
-                Some((plugin.devices(), (plugin, changes, false)))
-            },
-        )
+            }
+            Some((asking.0.devices(), (asking, changes, false)))
+        })
     }
 
     fn allocate(&self, asked: &Allocate) -> Result<Allocated, Status> {
         let files = match &self.kind {
             Kind::Rail(_) => Vec::new(),
-            Kind::Files(dir) => files(dir).map_err(|e| {
-                Status::unavailable(format!("{}: {e}", dir.display())) // (the kubelet shows it)
+            Kind::Files(dev) => files(dev).map_err(|e| {
+                Status::unavailable(format!("{}: {e}", dev.display())) // (the kubelet shows it)
             })?,
         };
+        tracing::info!(
+            resource = self.resource,
+            files = files.len(),
+            "given to a pod"
+        );
         let given = |_| Given {
             files: files.clone(),
         };
@@ -241,9 +281,10 @@ fn whole(e: &dyn std::error::Error) -> String {
     said
 }
 
-/// The devices in a directory; none if there is no such directory.
-fn files(dir: &Path) -> io::Result<Vec<File>> {
-    let all = match fs::read_dir(dir) {
+/// The devices that verbs and RDMA-CM need, with their names on the node; none if there are none. (Not those for management
+/// datagrams: whoever has those may speak to the fabric.)
+fn files(dev: &Path) -> io::Result<Vec<File>> {
+    let all = match fs::read_dir(dev.join("infiniband")) {
         Ok(all) => all,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(e),
@@ -251,8 +292,10 @@ fn files(dir: &Path) -> io::Result<Vec<File>> {
     let mut files = Vec::new();
     for entry in all {
         let entry = entry?;
-        if entry.file_type()?.is_char_device() {
-            let path = entry.path().to_string_lossy().into_owned();
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let wanted = name.starts_with("uverbs") || name == "rdma_cm";
+        if wanted && entry.file_type()?.is_char_device() {
+            let path = format!("/dev/infiniband/{name}");
             files.push(File {
                 container: path.clone(),
                 host: path,

@@ -62,13 +62,17 @@ pub(crate) fn unknown(path: &str) -> Response<Body> {
     Status::unimplemented(format!("{path} is not offered")).into_http()
 }
 
-/// For ever.
-pub(crate) async fn serve<A: Answers>(listener: UnixListener, who: Arc<A>) {
+/// Until `end` comes: then no call is taken any more, and connections end with their calls.
+pub(crate) async fn serve<A: Answers>(
+    listener: UnixListener,
+    who: Arc<A>,
+    end: impl Future<Output = ()>,
+) {
     let server = Server::builder()
         .timeout(TIME)
         .concurrency_limit_per_connection(CALLS);
     if let Err(e) = server
-        .serve_with_incoming(Service(who), connections(listener))
+        .serve_with_incoming_shutdown(Service(who), connections(listener), end)
         .await
     {
         tracing::error!("the kubelet is not served any more: {e}");
