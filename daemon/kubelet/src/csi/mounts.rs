@@ -155,7 +155,15 @@ impl Mounts {
 
     fn source(&self) -> Result<OwnedFd, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        rustix::fs::open(&self.source, flags, Mode::empty())
+        let dir = rustix::fs::open(&self.source, flags, Mode::empty())?;
+        // Programs load what is in it: nobody but us may write there.
+        let stat = rustix::fs::fstat(&dir)?;
+        let others = Mode::WGRP | Mode::WOTH;
+        let own = stat.st_uid == rustix::process::geteuid().as_raw();
+        match own && !Mode::from_raw_mode(stat.st_mode).intersects(others) {
+            true => Ok(dir),
+            false => Err(Errno::PERM),
+        }
     }
 
     fn mount(&self, source: &OwnedFd, parent: &OwnedFd, target: &Target) -> Result<(), Errno> {
