@@ -209,7 +209,7 @@ fn with(control: &Cluster, lab: &mut Lab, outside: usize) -> Result<()> {
         let has = |n| control.kubectl(&["get", "node", n, "-o", path]);
         [far, near]
             .iter()
-            .all(|n| has(n).is_ok_and(|said| said == "1000"))
+            .all(|n| has(n).is_ok_and(|said| said == "1k"))
     };
     until("both nodes have rails", SLOW, rails)?;
     let mut redis = Workload::new("redis", REDIS).annotated("underpass.io/enabled", "true");

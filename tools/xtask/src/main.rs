@@ -298,7 +298,7 @@ fn unit(tree: &Tree) -> Step {
     // of their own to run under the shim: those are integration tests.
     let c = tree
         .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-kubelet -p underpass-webhook -p underpass-admin -p underpassd -p underpass -p xtask --lib --bins --tests");
-    Step::new("unit", Kind::Tests, 270, c)
+    Step::new("unit", Kind::Tests, 230, c)
 }
 
 /// The data engine over simulated verbs, thousands of seeds.
@@ -432,7 +432,7 @@ fn as_root(step: Step) -> Step {
 fn cluster(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test cluster --");
     c.args(names);
-    as_root(Step::new("cluster", Kind::Tests, 300, c))
+    as_root(Step::new("cluster", Kind::Tests, 370, c))
 }
 
 /// Two nodes of a cluster in virtual machines, which have RDMA.
