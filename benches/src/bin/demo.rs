@@ -130,7 +130,8 @@ fn transfer(d: &mut Daemon) -> Result<()> {
     }
     let s = d.stats()?;
     let moved = t.finish(Duration::from_secs(60))?;
-    ensure!(s.promoted >= 2 && s.resets == 0, "{s:?}");
+    // (The daemon counts from its own start: the lanes are older.)
+    ensure!(s.ups >= 2 && s.resets == 0, "{s:?}");
     for (name, bytes, hash) in [
         ("there", moved.forth, &moved.hashes[0]),
         ("back", moved.back, &moved.hashes[1]),
