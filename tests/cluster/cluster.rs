@@ -342,11 +342,16 @@ impl Cluster {
         )
     }
 
-    pub fn kill_daemon(&self) -> Result<()> {
-        let id = self.nodes[0].running(
+    /// The same of the first node's daemon.
+    pub fn daemon_container(&self) -> Result<String> {
+        self.nodes[0].running(
             "labels.\"io.kubernetes.pod.namespace\"==underpass-system",
             "underpassd",
-        )?;
+        )
+    }
+
+    pub fn kill_daemon(&self) -> Result<()> {
+        let id = self.daemon_container()?;
         self.nodes[0].stop_container(&id)
     }
 

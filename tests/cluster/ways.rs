@@ -74,10 +74,7 @@ spec:
 /// Can a process among the daemon container's open this device of the node? A cgroup decides that.
 fn opens(c: &Cluster, device: &str) -> Result<bool> {
     let node = c.node(FIRST.name);
-    let id = node.running(
-        "labels.\"io.kubernetes.pod.namespace\"==underpass-system",
-        "underpassd",
-    )?;
+    let id = c.daemon_container()?;
     let tasks = node.ctr(&["tasks", "ls"])?;
     let mut of = tasks.lines().filter(|l| l.starts_with(&id));
     let pid = of.next().and_then(|l| l.split_whitespace().nth(1));

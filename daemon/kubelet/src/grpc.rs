@@ -50,6 +50,10 @@ pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+/// A message without fields, or one of which none is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Empty {}
+
 /// Who answers calls.
 pub(crate) trait Answers: Send + Sync + 'static {
     fn answer(self: Arc<Self>, call: Request<Body>) -> Answer;

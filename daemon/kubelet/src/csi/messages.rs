@@ -1,12 +1,9 @@
 //! Messages of CSI and of the kubelet's registration, as far as a driver of ephemeral volumes needs them; all other fields
 //! are skipped. Field numbers are those of the published `.proto` files (see the crate).
 
+pub use crate::grpc::Empty;
 use prost::Message;
 use std::collections::BTreeMap;
-
-/// A message without fields, or one of which none is looked at.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct Empty {}
 
 /// What the kubelet is told of a plugin.
 #[derive(Clone, PartialEq, Eq, Message)]

@@ -1,11 +1,8 @@
 //! Messages of the kubelet's device plugins, as far as they are used; all other fields are skipped. Field numbers are those of
 //! `pkg/apis/deviceplugin/v1beta1/api.proto` of k8s.io/kubelet.
 
+pub use crate::grpc::Empty;
 use prost::Message;
-
-/// A message without fields, or one of which none is looked at.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct Empty {}
 
 /// A plugin tells the kubelet of itself.
 #[derive(Clone, PartialEq, Eq, Message)]
