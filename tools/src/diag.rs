@@ -3,18 +3,17 @@
 //! The daemon's rows come from the shims. The tool uses sock_diag for what no shim knows: the shutdown state (a
 //! lane's connection stays a TCP connection), and the other end of a connection that only one shim knows.
 
-use netlink_packet_core::{
-    NetlinkHeader, NetlinkMessage, NetlinkPayload, NLM_F_DUMP, NLM_F_REQUEST,
-};
+use netlink_packet_core::NLM_F_DUMP;
 use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP};
 use netlink_packet_sock_diag::inet::nlas::Nla;
 use netlink_packet_sock_diag::inet::{
     ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags,
 };
 use netlink_packet_sock_diag::SockDiagMessage;
-use netlink_sys::{protocols::NETLINK_SOCK_DIAG, Socket, SocketAddr};
+use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 use std::io;
 use std::net;
+use underpass_admin::netlink;
 
 /// A TCP socket.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,47 +36,24 @@ pub fn sockets() -> Vec<TcpSocket> {
 }
 
 fn dump(family: u8, all: &mut Vec<TcpSocket>) -> io::Result<()> {
-    let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
-    let mut header = NetlinkHeader::default();
-    header.flags = NLM_F_REQUEST | NLM_F_DUMP;
-    let mut request = NetlinkMessage::new(
-        header,
-        NetlinkPayload::from(SockDiagMessage::InetRequest(InetRequest {
-            family,
-            protocol: IPPROTO_TCP,
-            extensions: ExtensionFlags::SHUTDOWN,
-            states: StateFlags::all(),
-            socket_id: if family == AF_INET {
-                SocketId::new_v4()
-            } else {
-                SocketId::new_v6()
-            },
-        })),
-    );
-    request.finalize();
-    let mut bytes = vec![0; request.buffer_len()];
-    request.serialize(&mut bytes);
-    socket.send(&bytes, 0)?;
-    loop {
-        let (datagram, _) = socket.recv_from_full()?;
-        let mut rest = &datagram[..];
-        while !rest.is_empty() {
-            let m =
-                NetlinkMessage::<SockDiagMessage>::deserialize(rest).map_err(io::Error::other)?;
-            let step = (m.header.length as usize).next_multiple_of(4);
-            rest = rest.get(step.max(4)..).unwrap_or_default();
-            match m.payload {
-                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(r)) => {
-                    all.push(tcp_socket(&r));
-                }
-                NetlinkPayload::Done(_) => return Ok(()),
-                NetlinkPayload::Error(e) => return Err(e.to_io()),
-                _ => {}
-            }
+    let socket = netlink::open(NETLINK_SOCK_DIAG)?;
+    let request = SockDiagMessage::InetRequest(InetRequest {
+        family,
+        protocol: IPPROTO_TCP,
+        extensions: ExtensionFlags::SHUTDOWN,
+        states: StateFlags::all(),
+        socket_id: if family == AF_INET {
+            SocketId::new_v4()
+        } else {
+            SocketId::new_v6()
+        },
+    });
+    netlink::ask(&socket, NLM_F_DUMP, request, |m| {
+        if let SockDiagMessage::InetResponse(r) = m {
+            all.push(tcp_socket(&r));
         }
-    }
+        Ok(())
+    })
 }
 
 fn tcp_socket(r: &InetResponse) -> TcpSocket {

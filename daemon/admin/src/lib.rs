@@ -23,6 +23,7 @@
 pub mod certificate;
 pub mod client;
 pub mod environ;
+pub mod netlink;
 pub mod places;
 pub mod proc;
 

@@ -5,16 +5,16 @@
 //! ipvlan, a VLAN): both count, and what those lie on.
 
 use netlink_packet_core::{
-    NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
-    NlasIterator, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST,
+    NetlinkDeserializable, NetlinkHeader, NetlinkSerializable, NlasIterator, NLM_F_ACK, NLM_F_DUMP,
 };
-use netlink_sys::{protocols::NETLINK_ROUTE, Socket, SocketAddr};
+use netlink_sys::{protocols::NETLINK_ROUTE, Socket};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
+use underpass_admin::netlink;
 
 /// What is known of an end's place; each part may be unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,10 +73,7 @@ fn socket_in(namespace: BorrowedFd<'_>) -> io::Result<Socket> {
 }
 
 fn route_socket() -> io::Result<Socket> {
-    let mut socket = Socket::new(NETLINK_ROUTE)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
-    Ok(socket)
+    netlink::open(NETLINK_ROUTE)
 }
 
 /// `there`: where the address is, if that is not `here`.
@@ -206,35 +203,15 @@ fn ask(
     body: &[u8],
     mut each: impl FnMut(&[u8]),
 ) -> io::Result<()> {
-    let mut header = NetlinkHeader::default();
-    header.flags = NLM_F_REQUEST | flags;
-    let mut request = NetlinkMessage::new(
-        header,
-        NetlinkPayload::InnerMessage(Raw(kind, body.to_vec())),
-    );
-    request.finalize();
-    let mut bytes = vec![0; request.buffer_len()];
-    request.serialize(&mut bytes);
-    socket.send(&bytes, 0)?;
     let mut seen = 0;
-    while seen < MESSAGES {
-        let (datagram, _) = socket.recv_from_full()?;
-        let mut rest = &datagram[..];
-        while !rest.is_empty() {
-            let m = NetlinkMessage::<Raw>::deserialize(rest).map_err(io::Error::other)?;
-            let step = (m.header.length as usize).next_multiple_of(4);
-            rest = rest.get(step.max(4)..).unwrap_or_default();
-            seen += 1;
-            match m.payload {
-                NetlinkPayload::InnerMessage(Raw(_, body)) => each(&body),
-                NetlinkPayload::Done(_) => return Ok(()),
-                NetlinkPayload::Error(e) if e.code.is_none() => return Ok(()),
-                NetlinkPayload::Error(e) => return Err(e.to_io()),
-                _ => {}
-            }
+    netlink::ask(socket, flags, Raw(kind, body.to_vec()), |Raw(_, body)| {
+        seen += 1;
+        if seen > MESSAGES {
+            return Err(io::Error::other("too long an answer"));
         }
-    }
-    Err(io::Error::other("too long an answer"))
+        each(&body);
+        Ok(())
+    })
 }
 
 type Ranges = Vec<RangeInclusive<u32>>;
