@@ -1,6 +1,7 @@
 //! Runs steps one after the other, counts what their test programs report, and prints one summary.
 
 use crate::{build, Tree};
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -55,9 +56,39 @@ struct Count {
     skipped: u64,
     /// Of these, those that the test program itself says cannot run here.
     ignored: u64,
-    names: Vec<String>,
+    /// Tests that failed, and what each said.
+    names: Vec<(String, Said)>,
+    /// The failed test whose words are being printed.
+    says: Option<usize>,
     /// Why the step did not run.
     left_out: Option<String>,
+}
+
+/// The first and the last lines of what a failed test said: who sees the summary alone may still see why.
+#[derive(Debug, Default, PartialEq)]
+struct Said {
+    first: Vec<String>,
+    last: VecDeque<String>,
+}
+
+impl Said {
+    const LINES: usize = 8;
+    const CHARS: usize = 240;
+
+    fn line(&mut self, line: &str) {
+        let line: String = line.chars().take(Self::CHARS).collect();
+        if line.trim().is_empty() {
+            return;
+        }
+        if self.first.len() < Self::LINES {
+            self.first.push(line);
+            return;
+        }
+        if self.last.len() == Self::LINES {
+            self.last.pop_front();
+        }
+        self.last.push_back(line);
+    }
 }
 
 impl Count {
@@ -74,13 +105,27 @@ impl Count {
             self.failed += number("failed");
             self.ignored += number("ignored");
             self.skipped += number("ignored") + number("filtered out");
-        } else if let Some(name) = line
-            .strip_prefix("test ")
-            .and_then(|l| l.strip_suffix(" ... FAILED"))
-        {
-            self.names.push(name.to_string());
+            self.says = None;
+        } else if let Some(name) = between(line, "test ", " ... FAILED") {
+            // (libtest-mimic lines the results up.)
+            self.failed(name.trim_end());
+        } else if let Some(name) = between(line, "---- ", " ----") {
+            let name = name.strip_suffix(" stdout").unwrap_or(name);
+            self.says = self.names.iter().rposition(|(n, _)| n == name);
+        } else if line == "failures:" {
+            self.says = None;
+        } else if let Some((_, said)) = self.says.and_then(|i| self.names.get_mut(i)) {
+            said.line(line);
         }
     }
+
+    fn failed(&mut self, name: &str) {
+        self.names.push((name.into(), Said::default()));
+    }
+}
+
+fn between<'a>(line: &'a str, before: &str, after: &str) -> Option<&'a str> {
+    line.strip_prefix(before)?.strip_suffix(after)
 }
 
 /// What became of a step.
@@ -148,7 +193,7 @@ fn one(tree: &Tree, mut step: Step) -> Count {
         // test run none: that is a failure.
         if count.failed == 0 && (!ok || count.passed + count.ignored == 0) {
             count.failed += 1;
-            count.names.push("(ended without a result)".into());
+            count.failed("(ended without a result)");
         }
     } else if ok {
         count.passed = 1;
@@ -191,8 +236,11 @@ fn summary(rows: &[Row]) -> (String, bool) {
         if let Some(why) = &r.count.left_out {
             text += &format!("SKIPPED {}: {why}\n", r.name);
         }
-        for n in &r.count.names {
+        for (n, said) in &r.count.names {
             text += &format!("FAILED {}: {n}\n", r.name);
+            for l in said.first.iter().chain(&said.last) {
+                text += &format!("    {l}\n");
+            }
         }
     }
     let skipped = match sum.skipped {
@@ -268,7 +316,48 @@ mod tests {
         c.line("test result: ok. 10 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out");
         assert_eq!((c.passed, c.failed, c.skipped), (13, 1, 6));
         assert_eq!(c.ignored, 2);
-        assert_eq!(c.names, ["a::b"]);
+        assert_eq!(c.names, [("a::b".into(), Said::default())]);
+    }
+
+    #[test]
+    fn shows_what_a_failed_test_said() {
+        let mut c = Count::default();
+        for l in [
+            "test cluster                 ... FAILED",
+            "test unit ... FAILED",
+            "failures:",
+            "---- cluster ----",
+            "the first line",
+        ] {
+            c.line(l);
+        }
+        for n in 0..100 {
+            c.line(&format!("line {n}"));
+        }
+        for l in [
+            "",
+            "the last line",
+            "---- unit stdout ----",
+            "why",
+            "failures:",
+            "    unit",
+            "test result: FAILED. 0 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out",
+            "something else",
+        ] {
+            c.line(l);
+        }
+        let (text, ok) = summary(&[row("all", c, 1, 2)]);
+        assert!(!ok);
+        let from = text.find("FAILED").unwrap();
+        let lines: Vec<&str> = text[from..].lines().collect();
+        assert_eq!(
+            lines[..3],
+            ["FAILED all: cluster", "    the first line", "    line 0"]
+        );
+        let end = lines.iter().position(|l| *l == "FAILED all: unit").unwrap();
+        assert_eq!(end, 1 + 2 * Said::LINES);
+        assert_eq!(lines[end - 1], "    the last line");
+        assert_eq!(lines[end + 1..], ["    why", "0 passed, 2 failed in 1 s"]);
     }
 
     fn row(name: &'static str, count: Count, took: u64, budget: u64) -> Row {
