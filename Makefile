@@ -1,7 +1,7 @@
 # Every target does its own preparation; README.md has a table of what each contains.
 TASK = cargo run --quiet -p xtask --
 
-.PHONY: all deps build demo test lint dependencies compilers miri asan symbols model unit engine mutants loom integration containers cluster soak suites suites-full programs lab full bench bench-quick bench-lab image deb packaging ci
+.PHONY: all deps build demo test lint dependencies compilers miri asan symbols model unit engine mutants loom integration containers cluster soak suites suites-full programs lab full bench bench-quick bench-lab image deb packaging previous ci
 all: build
 
 # Debian packages and the zig linker, only what is missing.
@@ -19,7 +19,7 @@ image cluster packaging:
 	@tools/install-deps.sh image
 	@$(TASK) $@ $(ARGS)
 
-lab full bench-lab:
+lab previous full bench-lab:
 	@tools/install-deps.sh lab
 	@$(TASK) $@ $(ARGS)
 

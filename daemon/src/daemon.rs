@@ -312,6 +312,9 @@ struct Cluster {
     nodes: Option<Arc<Nodes>>,
 }
 
+/// Beside the pods' directory: what is known of other nodes, for a start while the API is away.
+const NODES: &str = "nodes.json";
+
 fn ask_cluster(config: &Config) -> Cluster {
     let file = config.pods.dir.with_file_name(left::CLUSTER);
     let (k, tls) = (&config.kubernetes, &config.tls);
@@ -319,7 +322,11 @@ fn ask_cluster(config: &Config) -> Cluster {
         left::withdraw(&config.pods, true);
     }
     let learnt = Arc::new(Learnt::kept_in(file));
-    let nodes = k.nodes.then(Arc::<Nodes>::default);
+    let kept = config.pods.dir.with_file_name(NODES);
+    if !k.nodes {
+        let _ = std::fs::remove_file(&kept); // mostly there is none
+    }
+    let nodes = k.nodes.then(|| Arc::new(Nodes::kept_in(kept)));
     let certificates = (!k.ca.is_empty()).then(|| Certificates {
         config_map: k.ca.clone(),
         ca: tls.ca.clone(),

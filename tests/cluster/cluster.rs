@@ -8,6 +8,7 @@ use anyhow::{ensure, Context, Result};
 use std::path::PathBuf;
 use std::time::Duration;
 use underpass_tests::harness::containerd::{self, PAUSE};
+use underpass_tests::harness::paths::Build;
 use underpass_tests::harness::program::Program;
 use underpass_tests::harness::{paths, until};
 
@@ -91,8 +92,7 @@ impl Cluster {
             containerd::image(&root, name, &["/bin/sleep", "1000000"], &tar)?;
             self.images.push(tar);
         }
-        self.images
-            .push(paths::target().join("underpass/image.tar"));
+        self.images.push(Build::This.image());
         Ok(())
     }
 
@@ -239,8 +239,13 @@ impl Cluster {
 
     /// The same with some values.
     pub fn install_with(&self, values: &[&str], limit: Duration) -> Result<()> {
-        let chart = paths::root().join("deploy/helm/underpass");
-        let (chart, values) = (chart.to_string_lossy(), values.join(","));
+        self.install_of(Build::This, values, limit)
+    }
+
+    /// The same of a build's chart.
+    pub fn install_of(&self, build: Build, values: &[&str], limit: Duration) -> Result<()> {
+        let (chart, values) = (build.chart(), values.join(","));
+        let chart = chart.to_string_lossy();
         let words = ["install", "underpass", &chart, "--create-namespace"];
         self.helm(&[&words[..], &["--set", &values], &SYSTEM].concat())?;
         self.rolled_out_daemons_within(limit)
@@ -248,11 +253,20 @@ impl Cluster {
 
     /// Gives the chart other values.
     pub fn upgrade(&self, values: &[&str]) -> Result<()> {
-        let chart = paths::root().join("deploy/helm/underpass");
-        let (chart, values) = (chart.to_string_lossy(), values.join(","));
-        let words = ["upgrade", "underpass", &chart, "--set", &values, "--wait"];
-        self.helm(&[&words[..], &SYSTEM].concat())?;
+        self.helm_upgrade(Build::This, &[values, &["--wait"]].concat())?;
         self.rolled_out_daemons()
+    }
+
+    /// The same of a build's chart, without waiting for anything; options may come after the values.
+    pub fn helm_upgrade(&self, build: Build, values: &[&str]) -> Result<()> {
+        let chart = build.chart();
+        let chart = chart.to_string_lossy();
+        let (options, values): (Vec<&str>, Vec<&str>) =
+            values.iter().partition(|v| v.starts_with("--"));
+        let values = values.join(",");
+        let words = ["upgrade", "underpass", &chart, "--set", &values];
+        self.helm(&[&words[..], &options, &SYSTEM].concat())?;
+        Ok(())
     }
 
     /// Until there is a daemon on each node, which says that it is ready.
@@ -343,16 +357,17 @@ impl Cluster {
     }
 
     /// The same of the first node's daemon.
-    pub fn daemon_container(&self) -> Result<String> {
-        self.nodes[0].running(
+    pub fn daemon_container(&self, node: &str) -> Result<String> {
+        self.node(node).running(
             "labels.\"io.kubernetes.pod.namespace\"==underpass-system",
             "underpassd",
         )
     }
 
-    pub fn kill_daemon(&self) -> Result<()> {
-        let id = self.daemon_container()?;
-        self.nodes[0].stop_container(&id)
+    /// (The kubelet starts another one.)
+    pub fn kill_daemon(&self, node: &str) -> Result<()> {
+        let id = self.daemon_container(node)?;
+        self.node(node).stop_container(&id)
     }
 
     /// What is known, for errors.

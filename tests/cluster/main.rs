@@ -6,6 +6,7 @@ mod keys;
 mod lab;
 mod node;
 mod nodes;
+mod previous;
 mod things;
 mod ways;
 
@@ -29,14 +30,16 @@ const REDIS_AT: &str = "10.96.7.7";
 /// Bytes that a test sends through Redis and back.
 const BYTES: u64 = 8 << 20;
 
-/// With this word as its argument the program runs the tests in virtual machines, otherwise all others.
+/// With one of these words as its argument the program runs the test in virtual machines or that of the previous version,
+/// otherwise all others.
 const LAB: &str = "lab";
+const PREVIOUS: &str = "previous";
 /// The lab's agent that cargo built for this test.
 const AGENT: &str = env!("CARGO_BIN_EXE_lab-agent");
 
 type Test = fn(&mut Cluster) -> Result<()>;
 
-const TESTS: [(&str, Test); 14] = [
+const TESTS: [(&str, Test); 15] = [
     ("the_users_way", the_users_way),
     ("whose_word_counts", whose_word_counts),
     ("who_does_not_get_it_is_told", who_does_not_get_it_is_told),
@@ -48,6 +51,7 @@ const TESTS: [(&str, Test); 14] = [
     ),
     ("daemon_and_api_are_away", daemon_and_api_are_away),
     ("a_node_comes", nodes::a_node_comes),
+    ("the_api_is_away", nodes::the_api_is_away),
     (
         "nobody_else_gets_a_certificate",
         nodes::nobody_else_gets_a_certificate,
@@ -67,6 +71,11 @@ fn main() -> ExitCode {
         let test = Trial::test("lab::pods_of_two_nodes", test);
         return libtest_mimic::run(&args, vec![test]).exit_code();
     }
+    if args.filter.as_deref() == Some(PREVIOUS) {
+        let test = || previous::upgraded().map_err(|e| Failed::from(format!("{e:?}")));
+        let test = Trial::test("previous::upgraded", test);
+        return libtest_mimic::run(&args, vec![test]).exit_code();
+    }
     let cluster = Arc::new(Mutex::new(None));
     let all = TESTS.map(|(name, test)| {
         let cluster = cluster.clone();
@@ -84,14 +93,14 @@ fn main() -> ExitCode {
 fn run(cluster: &mut Option<Cluster>, test: Test) -> Result<()> {
     if cluster.is_none() {
         let c = cluster.insert(Cluster::start()?);
-        prepare(c).with_context(|| c.picture())?;
+        prepare(c, |c| c.install()).with_context(|| c.picture())?;
     }
     let cluster = cluster.as_mut().context("the cluster")?;
     test(cluster).with_context(|| cluster.picture())
 }
 
-/// What the cluster's owner has before: policies, a shop with a server and a client, and the chart.
-fn prepare(c: &mut Cluster) -> Result<()> {
+/// What the cluster's owner has before: policies, a shop with a server and a client, and the chart, installed in this way.
+fn prepare(c: &mut Cluster, install: impl FnOnce(&Cluster) -> Result<()>) -> Result<()> {
     c.apply(things::POLICIES)?;
     for n in ["shop", "machines"] {
         c.kubectl(&["create", "namespace", n])?;
@@ -103,7 +112,7 @@ fn prepare(c: &mut Cluster) -> Result<()> {
         c.rolled_out("shop", w)?;
     }
     // Pods that run are left alone when Underpass comes.
-    c.install()?;
+    install(c)?;
     let env = c.exec("shop", "load", &["env"])?;
     ensure!(!env.contains("LD_PRELOAD"), "{env}");
     c.kubectl(&["annotate", "namespace", "shop", "underpass.io/enabled=true"])?;
@@ -293,7 +302,7 @@ fn daemon_and_api_are_away(c: &mut Cluster) -> Result<()> {
     let before = counted(c)?;
     let container = c.container_of("mortal")?;
     c.kill("api server");
-    c.kill_daemon()?;
+    c.kill_daemon(FIRST.name)?;
     c.node(FIRST.name).stop_container(&container)?;
     let another = || c.container_of("mortal").is_ok_and(|now| now != container);
     until("the kubelet starts it again", SOON, another)?;

@@ -46,7 +46,7 @@ pub fn without_nri(c: &mut Cluster) -> Result<()> {
     ensure!(mounts(c)? == 1, "{} mounts", mounts(c)?);
     // The daemon is away, and another one comes: the volume stays as it is.
     let before = counted(c)?;
-    c.kill_daemon()?;
+    c.kill_daemon(FIRST.name)?;
     c.rolled_out_daemons()?;
     still_counts(c, &before)?;
     await_mode(c, "shop", "volume", "SMCD")?;
@@ -74,7 +74,7 @@ spec:
 /// Can a process among the daemon container's open this device of the node? A cgroup decides that.
 fn opens(c: &Cluster, device: &str) -> Result<bool> {
     let node = c.node(FIRST.name);
-    let id = c.daemon_container()?;
+    let id = c.daemon_container(FIRST.name)?;
     let tasks = node.ctr(&["tasks", "ls"])?;
     let mut of = tasks.lines().filter(|l| l.starts_with(&id));
     let pid = of.next().and_then(|l| l.split_whitespace().nth(1));

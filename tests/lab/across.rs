@@ -12,6 +12,7 @@ pub mod iwarp;
 pub mod left;
 pub mod nodes;
 pub mod plain;
+pub mod previous;
 pub mod programs;
 pub mod rails;
 pub mod unmodified;

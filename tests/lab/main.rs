@@ -24,6 +24,9 @@ const AGENT: &str = env!("CARGO_BIN_EXE_lab-agent");
 
 type Test = fn(&mut Lab) -> Result<()>;
 
+/// With this word as its argument the program runs this test, otherwise all others (`make previous`).
+const PREVIOUS: (&str, Test) = ("previous", across::previous::builds_on_two_nodes);
+
 /// In the order of what rests on what.
 const TESTS: &[(&str, Test)] = &[
     ("two_rails_each", rails::two_rails_each),
@@ -151,7 +154,9 @@ fn main() -> ExitCode {
         eprintln!("lab: ALL TESTS SKIPPED: {what} (`make lab` installs what is missing)");
     }
     let pair = Arc::new(Mutex::new(Pair::NotBooted));
-    let mut trials: Vec<Trial> = TESTS
+    let previous = args.filter.as_deref() == Some(PREVIOUS.0);
+    let tests = if previous { &[PREVIOUS][..] } else { TESTS };
+    let mut trials: Vec<Trial> = tests
         .iter()
         .map(|&(name, test)| {
             let pair = Arc::clone(&pair);

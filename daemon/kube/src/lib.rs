@@ -21,6 +21,7 @@
 )]
 
 mod identity;
+mod kept;
 mod learn;
 mod nodes;
 mod tell;
@@ -197,7 +198,12 @@ async fn know(client: kube::Client, node: &str, others: &Others) {
     let nodes = async {
         if let Some(nodes) = &others.nodes {
             let places = learn::places(client.clone(), nodes);
-            tokio::join!(learn::nodes(client.clone(), nodes), places);
+            let keep = async {
+                if let Some(file) = &nodes.file {
+                    kept::keep(nodes, file).await;
+                }
+            };
+            tokio::join!(learn::nodes(client.clone(), nodes), places, keep);
         }
     };
     let identity = async {

@@ -6,15 +6,20 @@
 //!
 //! Memory: about 350 bytes for each pod of the cluster.
 
-use parking_lot::RwLock;
+use super::kept::{Kept, Place};
+use parking_lot::{Mutex, RwLock};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::Arc;
 use tokio::sync::watch;
 
 /// Addresses of one pod or node that count.
 const ADDRESSES_MAX: usize = 32;
+/// Addresses of pods that are kept over a restart: those met last, so many at least and twice as many at most.
+const KEPT: usize = 4096;
 
 /// What a pod has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,7 +33,7 @@ pub(super) struct Placed {
 }
 
 /// A node as the API has it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeAt {
     /// The first is where its daemon is found.
     pub addresses: Vec<IpAddr>,
@@ -59,6 +64,8 @@ struct State {
     names: Vec<Arc<str>>,
     /// By uid.
     pods: HashMap<Box<str>, Pod>,
+    /// Addresses of pods that are known from an earlier start alone.
+    kept: HashMap<IpAddr, (Word, u32)>,
     /// How many have an address: by address, word, and number of the node.
     claims: BTreeMap<(IpAddr, Word, u32), u32>,
 }
@@ -70,6 +77,26 @@ pub struct Nodes {
     changes: watch::Sender<u64>,
     /// How often nodes have changed.
     generation: AtomicU64,
+    met: Mutex<Met>,
+    /// Where what is known now is kept for a later start, if anywhere.
+    pub(super) file: Option<PathBuf>,
+}
+
+/// Addresses that connections of this node led to.
+#[derive(Debug, Default)]
+struct Met {
+    lately: HashSet<IpAddr>,
+    /// The last full set before that.
+    before: HashSet<IpAddr>,
+}
+
+impl Met {
+    fn add(&mut self, ip: IpAddr) {
+        if self.lately.len() >= KEPT {
+            self.before = std::mem::take(&mut self.lately);
+        }
+        self.lately.insert(ip);
+    }
 }
 
 /// Can an address be anybody's in particular?
@@ -138,8 +165,40 @@ impl State {
         let node = self.number(&p.node);
         for (word, ip) in &addresses {
             self.claim((*ip, *word, node));
+            self.forget(*ip);
         }
         self.pods.insert(uid.into(), Pod { node, addresses });
+    }
+
+    /// What is known from an earlier start counts until the API says anything else of the address.
+    fn set_kept(&mut self, ip: IpAddr, place: &Place) {
+        let word = if place.told {
+            Word::Told
+        } else {
+            Word::Written
+        };
+        let node = self.number(&place.node);
+        self.forget(ip);
+        self.claim((ip, word, node));
+        self.kept.insert(ip, (word, node));
+    }
+
+    fn forget(&mut self, ip: IpAddr) {
+        if let Some((word, node)) = self.kept.remove(&ip) {
+            self.withdraw((ip, word, node));
+        }
+    }
+
+    /// The one node whose it is, and who says so.
+    fn owner(&self, ip: IpAddr) -> Option<(Word, &Arc<str>)> {
+        match self.whose(ip, Word::Told) {
+            Claimed::By(n) => Some((Word::Told, n)),
+            Claimed::Disputed => None,
+            Claimed::Unsaid => match self.whose(ip, Word::Written) {
+                Claimed::By(n) => Some((Word::Written, n)),
+                _ => None,
+            },
+        }
     }
 
     /// The one node of which this is said, of those that there are.
@@ -173,17 +232,66 @@ impl Placed {
 }
 
 impl Nodes {
+    /// What was known before is in the file, and counts until the API has told everything anew. A file that cannot be read
+    /// is as good as none.
+    pub fn kept_in(file: PathBuf) -> Nodes {
+        let kept = Kept::load(&file).unwrap_or_else(|e| {
+            tracing::warn!("{}: {e}", file.display());
+            Kept::default()
+        });
+        let nodes = Nodes {
+            file: Some(file),
+            ..Nodes::default()
+        };
+        nodes.restore(&kept);
+        nodes
+    }
+
+    fn restore(&self, kept: &Kept) {
+        self.set_nodes(&kept.nodes);
+        self.change(|s| {
+            for (ip, place) in &kept.places {
+                s.set_kept(*ip, place);
+            }
+        });
+        self.met.lock().before = kept.places.keys().copied().take(2 * KEPT).collect();
+    }
+
+    /// What a later start should know.
+    pub(super) fn kept(&self) -> Kept {
+        let met: Vec<IpAddr> = {
+            let m = self.met.lock();
+            m.lately.union(&m.before).copied().collect()
+        };
+        let state = self.state.read();
+        let place = |ip: IpAddr| {
+            let (word, node) = state.owner(ip)?;
+            // (As a node's it is kept anyway.)
+            let of_pod = !state.nodes.get(node)?.addresses.contains(&ip);
+            of_pod.then(|| Place {
+                node: node.to_string(),
+                told: word == Word::Told,
+            })
+        };
+        let places = met.into_iter().filter_map(|ip| Some((ip, place(ip)?)));
+        let nodes = state.nodes.iter();
+        Kept {
+            nodes: nodes
+                .map(|(name, n)| (name.to_string(), n.clone()))
+                .collect(),
+            places: places.collect(),
+        }
+    }
+
+    /// A connection to this address was found at its node: a later start should know whose the address is.
+    pub fn met(&self, ip: IpAddr) {
+        self.met.lock().add(ip.to_canonical());
+    }
+
     /// Whose address it is, if the API says so, and of one node only.
     pub fn owner(&self, ip: IpAddr) -> Option<Arc<str>> {
-        let (state, ip) = (self.state.read(), ip.to_canonical());
-        match state.whose(ip, Word::Told) {
-            Claimed::By(n) => Some(n.clone()),
-            Claimed::Disputed => None,
-            Claimed::Unsaid => match state.whose(ip, Word::Written) {
-                Claimed::By(n) => Some(n.clone()),
-                _ => None,
-            },
-        }
+        let state = self.state.read();
+        state.owner(ip.to_canonical()).map(|(_, n)| n.clone())
     }
 
     /// The same without what is only written.
@@ -255,6 +363,10 @@ impl Nodes {
             for uid in gone {
                 s.set_pod(&uid, None);
             }
+            let kept: Vec<IpAddr> = s.kept.keys().copied().collect();
+            for ip in kept {
+                s.forget(ip);
+            }
         });
     }
 
@@ -281,179 +393,4 @@ impl Nodes {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn ip(s: &str) -> IpAddr {
-        s.parse().unwrap()
-    }
-
-    fn placed(node: &str, told: &[&str], written: &[&str]) -> Placed {
-        Placed {
-            node: node.into(),
-            told: told.iter().map(|s| ip(s)).collect(),
-            written: written.iter().map(|s| ip(s)).collect(),
-        }
-    }
-
-    fn at(all: &[&str]) -> NodeAt {
-        NodeAt {
-            addresses: all.iter().map(|s| ip(s)).collect(),
-            since: 1,
-        }
-    }
-
-    fn two() -> Nodes {
-        let n = Nodes::default();
-        n.set_node("a", Some(&at(&["10.0.0.1", "fd00::1"])));
-        n.set_node("b", Some(&at(&["10.0.0.2"])));
-        n
-    }
-
-    fn owner(n: &Nodes, s: &str) -> String {
-        n.owner(ip(s)).map_or(String::new(), |o| o.to_string())
-    }
-
-    #[test]
-    fn owners() {
-        let n = two();
-        n.set_pod("1", Some(&placed("a", &["10.1.0.5", "fd00:1::5"], &[])));
-        n.set_pod("2", Some(&placed("b", &["10.1.0.6"], &["192.168.0.6"])));
-        for (at, whose) in [
-            ("10.0.0.1", "a"),
-            ("fd00::1", "a"),
-            ("::ffff:10.0.0.2", "b"),
-            ("10.1.0.5", "a"),
-            ("fd00:1::5", "a"),
-            ("10.1.0.6", "b"),
-            ("192.168.0.6", "b"),
-            ("10.1.0.7", ""),
-        ] {
-            assert_eq!(owner(&n, at), whose, "{at}");
-        }
-        assert_eq!(n.find("a"), Some(at(&["10.0.0.1", "fd00::1"])));
-        assert_eq!(n.all().len(), 2);
-        // The pod goes, another one gets its address on the other node.
-        n.set_pod("1", None);
-        assert_eq!(owner(&n, "10.1.0.5"), "");
-        n.set_pod("3", Some(&placed("b", &["10.1.0.5"], &[])));
-        assert_eq!(owner(&n, "10.1.0.5"), "b");
-        // Without its node a pod's address is nobody's.
-        n.set_node("b", None);
-        assert_eq!(owner(&n, "10.1.0.5"), "");
-        assert_eq!(n.find("b"), None);
-        // (And nobody has to share with it.)
-        n.set_pod("4", Some(&placed("a", &["10.1.0.5"], &[])));
-        assert_eq!(owner(&n, "10.1.0.5"), "a");
-    }
-
-    #[test]
-    fn an_address_of_two_nodes_is_nobodys() {
-        let n = two();
-        n.set_pod("1", Some(&placed("a", &["10.1.0.5"], &[])));
-        n.set_pod("2", Some(&placed("b", &["10.1.0.5", "10.0.0.1"], &[])));
-        assert_eq!(owner(&n, "10.1.0.5"), "");
-        assert_eq!(owner(&n, "10.0.0.1"), "");
-        n.set_pod("2", None);
-        assert_eq!(owner(&n, "10.1.0.5"), "a");
-        assert_eq!(owner(&n, "10.0.0.1"), "a");
-        // Two pods of one node may share it: they use the node's network.
-        n.set_pod("4", Some(&placed("a", &["10.0.0.1"], &[])));
-        n.set_pod("4", None);
-        assert_eq!(owner(&n, "10.0.0.1"), "a");
-    }
-
-    #[test]
-    fn an_annotation_takes_nobodys_address() {
-        let n = two();
-        n.set_pod("1", Some(&placed("a", &["10.1.0.5"], &["192.168.0.5"])));
-        let all = ["10.1.0.5", "10.0.0.1", "127.0.0.1", "224.0.0.1", "0.0.0.0"];
-        n.set_pod("2", Some(&placed("b", &["10.1.0.6"], &all)));
-        assert_eq!(owner(&n, "10.1.0.5"), "a");
-        assert_eq!(owner(&n, "10.0.0.1"), "a");
-        assert_eq!(owner(&n, "127.0.0.1"), "");
-        n.set_pod("2", Some(&placed("b", &["10.1.0.6"], &["192.168.0.5"])));
-        assert_eq!(owner(&n, "192.168.0.5"), "");
-        // A pod that never ran has no address.
-        n.set_pod(
-            "2",
-            Some(&placed("b", &[], &["192.168.0.5", "192.168.0.9"])),
-        );
-        assert_eq!(owner(&n, "192.168.0.5"), "a");
-        assert_eq!(owner(&n, "192.168.0.9"), "");
-        // Whoever looks for an address is not led by it.
-        assert_eq!(n.told(ip("192.168.0.5")), None);
-        assert_eq!(n.told(ip("10.1.0.5")).as_deref(), Some("a"));
-    }
-
-    #[test]
-    fn only_what_is_different_is_a_change() {
-        let n = two();
-        let p = placed("a", &["10.1.0.5"], &["192.168.0.5", "127.0.0.1"]);
-        n.set_pod("1", Some(&p));
-        let changes = n.changes();
-        let before = *changes.borrow();
-        n.set_pod("1", Some(&p));
-        let generation = n.generation();
-        n.set_node("b", Some(&at(&["10.0.0.2"])));
-        n.set_pod("9", None);
-        n.set_pod("9", Some(&placed("a", &[], &[])));
-        n.set_node("c", None);
-        assert_eq!(*changes.borrow(), before);
-        n.set_pod("1", Some(&placed("b", &["10.1.0.5"], &["192.168.0.5"])));
-        assert_eq!(*changes.borrow(), before + 1);
-        assert_eq!(owner(&n, "10.1.0.5"), "b");
-        assert_eq!(n.generation(), generation);
-        let again = NodeAt {
-            since: 2,
-            ..at(&["10.0.0.2"])
-        };
-        n.set_node("b", Some(&again));
-        assert_eq!(n.generation(), generation + 1);
-    }
-
-    proptest! {
-        /// Whatever came before, what counts is what pods have now; and a list leaves nothing else.
-        #[test]
-        fn only_what_is_there_counts(
-            steps in prop::collection::vec((0u8..6, 0u8..3, 0u8..8, 0u8..8, any::<bool>()), 0..40)
-        ) {
-            let nodes: BTreeMap<String, NodeAt> = (0..3u8)
-                .map(|n| (format!("n{n}"), at(&[&format!("10.9.0.{n}")])))
-                .collect();
-            let (one, listed) = (Nodes::default(), Nodes::default());
-            one.set_nodes(&nodes);
-            listed.set_nodes(&nodes);
-            let mut pods = BTreeMap::new();
-            for (uid, node, told, written, is) in steps {
-                let p = Placed {
-                    node: format!("n{node}"),
-                    told: vec![IpAddr::from([10, 1, 0, told])],
-                    written: vec![IpAddr::from([10, 1, 0, written])],
-                };
-                one.set_pod(&uid.to_string(), is.then_some(&p));
-                match is {
-                    true => pods.insert(uid.to_string(), p),
-                    false => pods.remove(&uid.to_string()),
-                };
-                pods.iter().for_each(|(uid, p)| listed.set_pod(uid, Some(p)));
-                let there = pods.keys().map(|uid: &String| uid.as_str().into()).collect();
-                listed.keep_pods(&there);
-                for last in 0..8 {
-                    let at: IpAddr = IpAddr::from([10, 1, 0, last]);
-                    prop_assert_eq!(one.owner(at), listed.owner(at));
-                    let told: std::collections::BTreeSet<&str> = pods
-                        .values()
-                        .filter(|p| p.told.contains(&at))
-                        .map(|p| p.node.as_str())
-                        .collect();
-                    if let Some(n) = told.first() {
-                        let owner = one.owner(at);
-                        prop_assert_eq!(owner.as_deref(), (told.len() == 1).then_some(*n));
-                    }
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -1,7 +1,8 @@
 //! A daemon with a runtime directory of its own, and its admin socket.
 
+use super::paths::Build;
 use super::program::{Output, Place, Program, Running};
-use super::{paths, until, PATIENCE};
+use super::{until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ pub struct Daemon {
     dir: TempDir,
     args: Vec<String>,
     preload: Option<PathBuf>,
+    build: Build,
     running: Option<Running>,
 }
 
@@ -45,14 +47,21 @@ impl Daemon {
             dir,
             args: Vec::new(),
             preload: None,
+            build: Build::This,
             running: None,
         })
+    }
+
+    /// Starts one of this build, now and later; the one that runs is killed.
+    pub fn replace(&mut self, build: Build) -> Result<()> {
+        self.build = build;
+        self.restart()
     }
 
     /// Starts it (again).
     pub fn restart(&mut self) -> Result<()> {
         self.kill();
-        let mut p = Program::new(paths::bin("underpassd"), &Place::bare())
+        let mut p = Program::new(self.build.bin("underpassd"), &Place::bare())
             .arg("--dir")
             .arg(self.dir.path())
             .args(&self.args);

@@ -1,6 +1,7 @@
 //! One program: how it runs, what it said, and that it ends with its handle.
 
-use super::{paths, until};
+use super::paths::{self, Build};
+use super::until;
 use anyhow::{anyhow, bail, Context, Result};
 use nix::sys::signal::{kill, killpg, Signal};
 use nix::unistd::Pid;
@@ -18,6 +19,7 @@ use std::time::Duration;
 pub struct Place {
     /// Runtime directory of the daemon whose shim is preloaded; `None`: no shim.
     shim: Option<PathBuf>,
+    build: Build,
     /// Value of `UNDERPASS`.
     mode: Option<&'static str>,
     /// Name of a network namespace.
@@ -47,6 +49,12 @@ impl Place {
     /// The shim is loaded and told to stay out of the way.
     pub fn off(mut self) -> Self {
         self.mode = Some("off");
+        self
+    }
+
+    /// The shim is of this build.
+    pub fn of(mut self, build: Build) -> Self {
+        self.build = build;
         self
     }
 
@@ -82,7 +90,7 @@ impl Program {
             .env_remove("UNDERPASS_DIR");
         if let Some(dir) = &place.shim {
             command
-                .env("LD_PRELOAD", paths::shim())
+                .env("LD_PRELOAD", place.build.shim())
                 .env("UNDERPASS_DIR", dir);
         }
         if let Some(mode) = place.mode {

@@ -4,7 +4,8 @@
 use super::daemon::Daemon;
 use super::node::Node;
 use super::{quoted, Family, Lab, PATIENCE};
-use crate::harness::{paths, until, Place, Program};
+use crate::harness::paths::{self, Build};
+use crate::harness::{until, Place, Program};
 use anyhow::{ensure, Context, Result};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
@@ -30,6 +31,7 @@ pub struct Cluster {
 
 struct Member {
     name: String,
+    build: Build,
     daemon: Option<Daemon>,
 }
 
@@ -53,7 +55,11 @@ impl Cluster {
         for n in 0..lab.nodes() {
             let name = lab.node(n).name();
             certificate(&certs, &format!("node {name}"))?;
-            members.push(Member { name, daemon: None });
+            members.push(Member {
+                name,
+                build: Build::This,
+                daemon: None,
+            });
         }
         let c = Cluster { members, certs };
         (0..lab.nodes()).try_for_each(|n| c.install(lab, n))?;
@@ -71,8 +77,14 @@ impl Cluster {
         m.daemon = None;
         let dir = run_dir(n);
         let args = format!("--config {}", config(n));
-        m.daemon = Some(Daemon::start_in(node, &dir, &args)?);
+        m.daemon = Some(Daemon::start_in(node, m.build, &dir, &args)?);
         Ok(())
+    }
+
+    /// Starts one of this build, now and later; the one that runs is killed.
+    pub fn replace_daemon(&mut self, lab: &Lab, n: usize, build: Build) -> Result<()> {
+        self.members[n].build = build;
+        self.start_daemon(lab, n)
     }
 
     /// `SIGKILL`; it is gone when this returns.
@@ -93,12 +105,17 @@ impl Cluster {
 
     /// The environments of eager programs on the first two nodes.
     pub fn eager(&self) -> [Vec<(String, String)>; 2] {
-        [0, 1].map(|n| Daemon::env(&run_dir(n), true))
+        self.eager_of([Build::This; 2])
+    }
+
+    /// The same with these builds' shims.
+    pub fn eager_of(&self, builds: [Build; 2]) -> [Vec<(String, String)>; 2] {
+        [0, 1].map(|n| Daemon::env(builds[n], &run_dir(n), true))
     }
 
     /// The same of programs whose connections are promoted as they deserve it.
     pub fn shim(&self) -> [Vec<(String, String)>; 2] {
-        [0, 1].map(|n| Daemon::env(&run_dir(n), false))
+        [0, 1].map(|n| Daemon::env(Build::This, &run_dir(n), false))
     }
 
     /// What a daemon knows of another node.

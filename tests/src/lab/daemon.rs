@@ -3,7 +3,8 @@
 use super::guest::{Guest, Running};
 use super::node::Node;
 use super::{quoted, PATIENCE};
-use crate::harness::{paths, until};
+use crate::harness::paths::{self, Build};
+use crate::harness::until;
 use anyhow::{bail, Context, Result};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -24,12 +25,12 @@ impl Daemon {
     pub fn start(node: &Node, args: &str) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let dir = format!("/run/lab-daemon{}", NEXT.fetch_add(1, Ordering::Relaxed));
-        Self::start_in(node, &dir, args)
+        Self::start_in(node, Build::This, &dir, args)
     }
 
-    /// The same in a runtime directory that an earlier one may have used.
-    pub fn start_in(node: &Node, dir: &str, args: &str) -> Result<Self> {
-        let program = quoted(&paths::bin("underpassd").to_string_lossy());
+    /// The same of a build, in a runtime directory that an earlier one may have used.
+    pub fn start_in(node: &Node, build: Build, dir: &str, args: &str) -> Result<Self> {
+        let program = quoted(&build.bin("underpassd").to_string_lossy());
         let guest = node.guest()?;
         let running = guest
             .sh(format!("exec {program} --dir {dir} {args}"))
@@ -48,18 +49,18 @@ impl Daemon {
 
     /// The environment of programs under the shim.
     pub fn shim(&self) -> Vec<(String, String)> {
-        Self::env(&self.dir, false)
+        Self::env(Build::This, &self.dir, false)
     }
 
     /// The same, and every connection is promoted as early as possible.
     pub fn eager(&self) -> Vec<(String, String)> {
-        Self::env(&self.dir, true)
+        Self::env(Build::This, &self.dir, true)
     }
 
     /// The environment of programs whose daemon has this runtime directory, or had, or will have.
-    pub fn env(dir: &str, eager: bool) -> Vec<(String, String)> {
+    pub fn env(build: Build, dir: &str, eager: bool) -> Vec<(String, String)> {
         let mut env = vec![
-            ("LD_PRELOAD".into(), paths::shim().to_string_lossy().into()),
+            ("LD_PRELOAD".into(), build.shim().to_string_lossy().into()),
             ("UNDERPASS_DIR".into(), dir.into()),
         ];
         if eager {

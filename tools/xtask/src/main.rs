@@ -11,6 +11,7 @@ mod deb;
 mod elf;
 mod image;
 mod package;
+mod previous;
 mod steps;
 
 use std::path::{Path, PathBuf};
@@ -71,6 +72,7 @@ task TARGET [arguments]
   cluster       pods of a real Kubernetes cluster (arguments: names of tests; `lab`: two nodes with RDMA in virtual
                 machines); the first time, it is built (6 min)
   packaging     image and package, each made, and used where nothing else is changed (arguments: names of tests)
+  previous      builds the previous version, and has the two beside each other: daemons, shims, tools, a chart's upgrade
   lab           virtual machines with RDMA rails (arguments: names of tests)
   suites        other people's test suites, those that are quick (arguments: names of suites)
   suites-full   all of them, in all modes; writes the table in docs/compatibility.md
@@ -130,6 +132,12 @@ fn main() -> ExitCode {
                 vec![build_step(), image, deb, packaging(&tree, &rest)],
             )
         }
+        "previous" => {
+            let mut all = vec![build_step(), kubernetes(&tree), made_here(&tree, "image")];
+            all.extend(previous(&tree));
+            steps::run(&tree, all)
+        }
+        "previous-build" => code(made("previous", previous::make(&tree))),
         "lab" => steps::run(&tree, vec![build_step(), lab(&tree, &rest)]),
         "test" => steps::run(&tree, test(&tree)),
         "soak" => steps::run(&tree, vec![build_step(), soak(&tree)]),
@@ -242,6 +250,7 @@ fn full(tree: &Tree) -> Vec<Step> {
     all.push(checks::asan(tree));
     all.push(made_here(tree, "deb"));
     all.push(packaging(tree, &[]));
+    all.extend(previous(tree));
     all.push(inject(tree));
     all.push(soak(tree));
     all
@@ -455,6 +464,31 @@ fn packaging(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test packaging -- --test-threads=1");
     c.args(names);
     as_root(Step::new("packaging", Kind::Tests, 80, c))
+}
+
+/// The previous version is built, and the two beside each other: on one node, in a cluster, on two nodes with RDMA.
+fn previous(tree: &Tree) -> Vec<Step> {
+    let build = made_here(tree, "previous-build");
+    let alone = tree.cargo("test -p underpass-tests --test previous -- --test-threads=1");
+    let word = || ["previous".to_string()];
+    vec![
+        Step {
+            name: "previous",
+            kind: Kind::Build,
+            budget: 700,
+            ..build
+        },
+        as_root(Step::new("beside it", Kind::Tests, 400, alone)),
+        Step {
+            name: "upgraded",
+            ..cluster(tree, &word())
+        },
+        Step {
+            name: "two nodes",
+            budget: 200,
+            ..lab(tree, &word())
+        },
+    ]
 }
 
 /// Virtual machines, booted once; the test program runs its tests in order by itself.

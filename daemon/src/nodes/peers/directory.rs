@@ -44,6 +44,8 @@ pub trait Directory {
     fn place(&self, ip: IpAddr) -> Owner {
         self.owner(ip)
     }
+    /// A connection to this address was found there. (Whose it is should be known at the next start, too.)
+    fn met(&self, _ip: IpAddr) {}
     /// A number that changes with the directory; `None`: it never does.
     fn changes(&self) -> Option<watch::Receiver<u64>> {
         None

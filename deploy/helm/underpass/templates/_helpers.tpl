@@ -1,4 +1,4 @@
-{{/* Labels that never change, and all labels. */}}
+{{/* Labels that never change (no upgrade can change what a DaemonSet or a Deployment selects), and all labels. */}}
 {{- define "underpass.selector" -}}
 app.kubernetes.io/name: underpass
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -42,4 +42,10 @@ underpass-{{ .Release.Namespace }}-{{ .Release.Name }}
 {{- else -}}
 {{ .Values.rdmaResource }}
 {{- end -}}
+{{- end }}
+{{/* The file of a pod's configuration. It is a part of the pod (its annotation), so that a daemon of an earlier version never
+reads what a later chart writes. */}}
+{{- define "underpass.config.volume" -}}
+downwardAPI:
+  items: [{path: underpassd.toml, fieldRef: {fieldPath: "metadata.annotations['underpass.io/config']"}}]
 {{- end }}

@@ -76,6 +76,10 @@ impl Directory for ClusterDirectory {
         self.whose(ip, Nodes::told)
     }
 
+    fn met(&self, ip: IpAddr) {
+        self.nodes.met(ip);
+    }
+
     fn changes(&self) -> Option<watch::Receiver<u64>> {
         Some(self.nodes.changes())
     }

@@ -65,6 +65,8 @@ pub(super) fn judge(
     if consistent(&counts(from, from), &end.counts)
         || consistent(&end.counts, &counts(until, until))
     {
+        directory.met(claim.local.ip());
+        directory.met(end.peer.ip());
         Ok(())
     } else {
         Err(Reason::Unproven)
