@@ -98,8 +98,8 @@ for what in $venvs; do
   fi
 done
 
-# What other releases have, and what the tests run from where it is: the container runtime, whose version has what the
-# daemon speaks with (NRI), Prometheus (installed, it would be a service of this machine), and a C library from before
+# What other releases have, and what the tests run from where it is: the container runtime in two versions, both of which have
+# what the daemon speaks with (NRI), Prometheus (installed, it would be a service of this machine), and a C library from before
 # 2.34, which is in parts.
 unpacked() {
   [ ! -e "$target/$1/$4" ] || return 0
@@ -112,6 +112,7 @@ unpacked() {
   mv "$new" "$target/$1"
 }
 unpacked containerd trixie containerd usr/bin/containerd
+unpacked containerd2 forky containerd usr/bin/containerd
 unpacked prometheus bookworm prometheus usr/bin/prometheus
 unpacked glibc2.31 bullseye libc6:amd64 lib/x86_64-linux-gnu/libc.so.6
 unpacked etcd bookworm etcd-server usr/bin/etcd

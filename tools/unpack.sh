@@ -16,7 +16,8 @@ mkdir -p "$new/apt/lists/partial" "$new/apt/cache/archives/partial" "$new/apt/pr
 for kind in deb deb-src; do
   echo "$kind [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $archive $release main"
 done >"$new/apt/sources.list"
-# apt with a state of its own: what is installed here, and from where, does not count.
+# apt with a state of its own: what is installed here, and from where, does not count. The lists of a release that is being
+# made say that they are valid for a week only; those of a mirror that is behind are good enough here.
 cat >"$new/apt/apt.conf" <<EOF
 Dir::Etc "$new/apt";
 Dir::Etc::SourceList "$new/apt/sources.list";
@@ -27,6 +28,7 @@ Dir::Cache "$new/apt/cache";
 APT::Architectures { "amd64"; "arm64"; };
 APT::Sandbox::User "";
 Acquire::Languages "none";
+Acquire::Check-Valid-Until "false";
 Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
 EOF
 export APT_CONFIG="$new/apt/apt.conf"

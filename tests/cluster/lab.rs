@@ -10,7 +10,7 @@ use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use underpass_tests::harness::containerd;
+use underpass_tests::harness::containerd::Version;
 use underpass_tests::harness::{paths, until};
 use underpass_tests::lab::{quoted, Guest, Lab, Running, Spec};
 
@@ -74,7 +74,7 @@ impl Member {
 }
 
 fn ctr() -> String {
-    let ctr = containerd::bin().join("ctr");
+    let ctr = Version::One.bin().join("ctr");
     format!("{} -n k8s.io", quoted(&ctr.to_string_lossy()))
 }
 
@@ -133,11 +133,11 @@ end
     guest.sh(script).check()?;
     let mut programs = Vec::new();
     let mut start = |line: String| -> Result<()> {
-        let path = format!("export PATH={}; exec {line}", containerd::path());
+        let path = format!("export PATH={}; exec {line}", Version::One.path());
         programs.push(guest.sh(path).limit(LIFE).spawn()?);
         Ok(())
     };
-    let containerd = containerd::bin().join("containerd");
+    let containerd = Version::One.bin().join("containerd");
     start(format!(
         "{} --config /etc/containerd/config.toml",
         containerd.display()

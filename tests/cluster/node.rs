@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
-use underpass_tests::harness::containerd;
+use underpass_tests::harness::containerd::{self, Version};
 use underpass_tests::harness::machine::{make_cgroups, Machine};
 use underpass_tests::harness::program::{Program, Running};
 use underpass_tests::harness::{paths, until};
@@ -64,15 +64,15 @@ impl Node {
     }
 
     pub fn start_containerd(&mut self) -> Result<()> {
-        let program = self.machine.program(containerd::bin().join("containerd"));
+        let program = self.machine.program(Version::One.bin().join("containerd"));
         let program = program.words("--config /etc/containerd/config.toml");
-        self.run("containerd", program.env("PATH", containerd::path()))?;
+        self.run("containerd", program.env("PATH", Version::One.path()))?;
         let ready = || self.ctr(&["version"]).is_ok();
         until("containerd is ready", READY, ready)
     }
 
     pub fn ctr(&self, args: &[&str]) -> Result<String> {
-        let program = self.machine.program(containerd::bin().join("ctr"));
+        let program = self.machine.program(Version::One.bin().join("ctr"));
         let program = program.words(&format!("--address {CONTAINERD} -n k8s.io"));
         program.args(args).check(COMMAND)
     }
@@ -99,7 +99,7 @@ impl Node {
     pub fn start_kubelet(&mut self) -> Result<()> {
         let kubelet = self.machine.program(kubernetes("kubelet"));
         let kubelet = kubelet.words(&kubelet_options(&self.at));
-        self.run("kubelet", kubelet.env("PATH", containerd::path()))
+        self.run("kubelet", kubelet.env("PATH", Version::One.path()))
     }
 
     /// The one container that runs, with this label and name.
@@ -160,7 +160,10 @@ pub fn files(at: &Place) -> Vec<(&'static str, String)> {
         at.pods
     );
     vec![
-        ("/etc/containerd/config.toml", containerd::config(&places)),
+        (
+            "/etc/containerd/config.toml",
+            containerd::config(Version::One, &places),
+        ),
         ("/etc/cni/net.d/10-pods.conflist", network),
         (
             "/etc/kubernetes/resolv.conf",

@@ -1,5 +1,6 @@
 //! Containers of a real runtime (containerd, asked as the kubelet asks it), with the daemon that gives them the shim
-//! (`make containers`). Needs root. The runtime and the daemon are started once; one test runs after the other.
+//! (`make containers`). Needs root. All tests run with containerd 1.7 and with 2.x. The runtime and the daemon are started once
+//! for each; one test runs after the other.
 
 mod cri;
 mod node;
@@ -11,11 +12,14 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use underpass_admin::{PodRow, Row};
+use underpass_tests::harness::containerd::Version;
 use underpass_tests::harness::until;
 
 /// Longest wait for what should happen soon.
 const SOON: Duration = Duration::from_secs(10);
 const YES: (&str, &str) = ("underpass.io/enabled", "true");
+/// Annotations that mean nothing.
+const ALIKE: [&str; 3] = ["a", "b", "c"];
 /// What a container is started with, so that its connections are promoted at once.
 const EAGER: (&str, &str) = ("UNDERPASS", "eager");
 /// Bytes that a test sends through Redis and back.
@@ -23,7 +27,7 @@ const BYTES: u64 = 8 << 20;
 
 type Test = fn(&mut Node) -> Result<()>;
 
-const TESTS: [(&str, Test); 11] = [
+const TESTS: [(&str, Test); 13] = [
     ("annotated_pods_have_lanes", annotated_pods_have_lanes),
     ("a_pod_that_did_not_ask", a_pod_that_did_not_ask),
     ("what_the_pod_preloads_stays", what_the_pod_preloads_stays),
@@ -38,33 +42,57 @@ const TESTS: [(&str, Test); 11] = [
     ("who_asks_and_does_not_get_it", who_asks_and_does_not_get_it),
     ("the_runtime_is_restarted", the_runtime_is_restarted),
     ("the_daemon_is_restarted", the_daemon_is_restarted),
+    ("more_than_one_message_says", more_than_one_message_says),
+    ("the_plugin_of_the_runtime", the_plugin_of_the_runtime),
 ];
+
+/// The runtimes, in the order in which they are started.
+const VERSIONS: [(&str, Version); 2] =
+    [("containerd1", Version::One), ("containerd2", Version::Two)];
 
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     args.test_threads = Some(1);
     let node = Arc::new(Mutex::new(None));
-    let all = TESTS.map(|(name, test)| {
+    let mut all = Vec::new();
+    let mut add = |at: &str, version, (name, test): (&str, Test)| {
         let node = node.clone();
-        Trial::test(name, move || {
+        all.push(Trial::test(format!("{at}::{name}"), move || {
             // (After a test that failed, the next one still has the node.)
             let mut node = node.lock().unwrap_or_else(|e| e.into_inner());
-            run(&mut node, test).map_err(|e| Failed::from(format!("{e:?}")))
-        })
-    });
-    let done = libtest_mimic::run(&args, all.into());
+            run(&mut node, version, test).map_err(|e| Failed::from(format!("{e:?}")))
+        }));
+    };
+    for (at, version) in VERSIONS {
+        TESTS.iter().for_each(|t| add(at, version, *t));
+        if version == Version::One {
+            // (It leaves the other version behind, which nothing else is tested on.)
+            add(
+                at,
+                version,
+                ("the_runtime_is_upgraded", the_runtime_is_upgraded),
+            );
+        }
+    }
+    let done = libtest_mimic::run(&args, all);
     drop(node.lock().unwrap_or_else(|e| e.into_inner()).take());
     done.exit_code()
 }
 
-fn run(node: &mut Option<Node>, test: Test) -> Result<()> {
-    if node.is_none() {
-        *node = Some(Node::start()?);
+/// The node, and the version of containerd that it was started with.
+type Started = Option<(Version, Node)>;
+
+fn run(started: &mut Started, version: Version, test: Test) -> Result<()> {
+    if started.as_ref().is_some_and(|(v, _)| *v != version) {
+        drop(started.take()); // (before the next one: they have the same network)
     }
-    let node = node.as_mut().context("the node")?;
+    if started.is_none() {
+        *started = Some((version, Node::start(version)?));
+    }
+    let (_, node) = started.as_mut().context("the node")?;
     let done = test(node).with_context(|| node.picture());
-    node.remove_all()?;
-    done
+    let removed = node.remove_all().with_context(|| node.picture());
+    done.and(removed)
 }
 
 /// A Redis server that keeps nothing.
@@ -406,12 +434,24 @@ fn who_asks_and_does_not_get_it(node: &mut Node) -> Result<()> {
 }
 
 fn the_runtime_is_restarted(node: &mut Node) -> Result<()> {
+    while_pods_talk(node, Node::restart_containerd)
+}
+
+/// containerd 2.x takes over what 1.7 has left, with the configuration of 1.7.
+fn the_runtime_is_upgraded(node: &mut Node) -> Result<()> {
+    while_pods_talk(node, |node| node.upgrade_containerd(Version::Two))
+}
+
+/// Connections go on whatever `becomes` of the runtime, and new pods get the shim.
+fn while_pods_talk(node: &mut Node, becomes: fn(&mut Node) -> Result<()>) -> Result<()> {
     let redis = node.pod(&asking(server("redis-0")))?;
     serves(node, &redis)?;
     let load = node.pod(&asking(client("load-0", &redis.address)))?;
-    await_mode(node, "load-0", "SMCD")?;
-    node.restart_containerd()?;
-    await_mode(node, "load-0", "SMCD")?;
+    let before = await_mode(node, "load-0", "SMCD")?;
+    becomes(node)?;
+    let after = await_mode(node, "load-0", "SMCD")?;
+    let which = |rows: &[Row]| of_pod(rows, "load-0").map(|r| r.inode).collect::<Vec<_>>();
+    ensure!(which(&before) == which(&after), "{before:?}\n{after:?}");
     for pod in ["redis-0", "load-0"] {
         let row = only(node.rows(pod)?)?;
         ensure!(row.wanted && row.injected, "{row:?}");
@@ -445,5 +485,49 @@ fn the_daemon_is_restarted(node: &mut Node) -> Result<()> {
     node.remove(&late.id)?;
     node.pod(&asking(client("late-0", &redis.address)))?;
     await_mode(node, "late-0", "SMCD")?;
+    Ok(())
+}
+
+/// More pods than fit into a message of the length that the protocol has: 2.x sends several, 1.7 a longer one.
+fn more_than_one_message_says(node: &mut Node) -> Result<()> {
+    // (In place of many pods.)
+    let long: &str = "x".repeat(320 << 10).leak();
+    const NAMES: [&str; 5] = ["much-0", "much-1", "much-2", "much-3", "much-4"];
+    for name in NAMES {
+        let mut w = asking(Wish {
+            name,
+            command: vec!["sleep".into(), "1000".into()],
+            ..Wish::default()
+        });
+        w.annotations.extend(ALIKE.map(|a| (a, long)));
+        node.pod(&w)?;
+    }
+    node.daemon.kill();
+    node.daemon.restart()?;
+    until("the daemon knows of every pod", SOON, || {
+        let known = |name| node.rows(name).is_ok_and(|r| r.len() == 1 && r[0].injected);
+        NAMES.into_iter().all(known)
+    })
+}
+
+/// The runtime starts the plugin itself, and pods get the shim while there is no daemon.
+fn the_plugin_of_the_runtime(node: &mut Node) -> Result<()> {
+    let plugin = node.put_plugin()?;
+    node.daemon.kill();
+    node.replace_containerd()?;
+    let redis = node.pod(&asking(server("redis-0")))?;
+    serves(node, &redis)?;
+    let env = node.says(&redis.container, &["env"])?;
+    ensure!(env.contains("LD_PRELOAD=/run/underpass/"), "{env}");
+    node.daemon.restart()?;
+    until("the daemon knows of it", SOON, || {
+        node.rows("redis-0")
+            .is_ok_and(|r| r.len() == 1 && r[0].injected)
+    })?;
+    // Both are asked now.
+    let load = node.pod(&asking(client("load-0", &redis.address)))?;
+    await_mode(node, "load-0", "SMCD")?;
+    bytes_are_whole(node, &load.container, &redis.address)?;
+    std::fs::remove_file(plugin)?;
     Ok(())
 }

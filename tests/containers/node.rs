@@ -1,4 +1,4 @@
-//! A node: containerd from Debian 13 with runc and the CNI plugins of this system, an image that is made of this system's
+//! A node: containerd 1.7 or 2.x with runc and the CNI plugins of this system, an image that is made of this system's
 //! programs, and a daemon that containerd asks about containers. Everything lies in one directory and ends with it.
 
 use super::cri::{self, Cri, Id, Nothing, Said};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 use underpass_admin::{PodRow, Request, Response};
-use underpass_tests::harness::containerd::{self, bin, image, run, PAUSE};
+use underpass_tests::harness::containerd::{self, image, run, Version, PAUSE};
 use underpass_tests::harness::machine::remove_cgroups;
 use underpass_tests::harness::{paths, until, Daemon, Place, Program, Running};
 
@@ -17,6 +17,8 @@ const SUBNET: &str = "10.214.77.0/24";
 /// The cgroup of all pods.
 const CGROUP: &str = "underpass-test";
 const IMAGE: &str = "underpass.test/programs:1";
+/// Where a plugin that the runtime starts looks for what the daemon has left.
+const LEFT: &str = "/var/lib/underpass";
 /// The longest that containerd takes to be ready.
 const READY: Duration = Duration::from_secs(30);
 
@@ -39,6 +41,7 @@ const PROGRAMS: [&str; 12] = [
 pub struct Node {
     pub daemon: Daemon,
     pub cri: Cri,
+    version: Version,
     dir: TempDir,
     containerd: Option<Running>,
     pods: Vec<String>,
@@ -68,13 +71,14 @@ pub struct Wish {
 }
 
 impl Node {
-    pub fn start() -> Result<Node> {
+    pub fn start(version: Version) -> Result<Node> {
         let dir = tempfile::Builder::new().prefix("upnode-").tempdir()?;
         let at = dir.path();
-        configure(at)?;
+        configure(version, at)?;
         let mut node = Node {
             cri: Cri::at(&at.join("state/containerd.sock"))?,
             daemon: daemon(at)?,
+            version,
             dir,
             containerd: None,
             pods: Vec::new(),
@@ -88,22 +92,49 @@ impl Node {
         self.dir.path()
     }
 
-    /// Starts it, or kills it and starts another one: containers go on meanwhile.
+    /// Starts it, or kills it and starts another one, until that has asked the daemon: containers go on meanwhile.
     pub fn restart_containerd(&mut self) -> Result<()> {
+        let before = self.registrations();
+        self.replace_containerd()?;
+        let asked = || self.registrations() > before;
+        until("containerd asks the daemon", READY, asked).with_context(|| self.picture())
+    }
+
+    /// The same, to another version, which takes over what there is, its configuration too.
+    pub fn upgrade_containerd(&mut self, version: Version) -> Result<()> {
+        self.version = version;
+        self.restart_containerd()
+    }
+
+    /// The same as a restart, while there is no daemon.
+    pub fn replace_containerd(&mut self) -> Result<()> {
         if let Some(mut c) = self.containerd.take() {
             c.kill();
         }
-        let before = self.registrations();
-        let started = Program::new(bin().join("containerd"), &Place::bare())
+        let started = Program::new(self.version.bin().join("containerd"), &Place::bare())
             .arg("--config")
             .arg(self.dir.path().join("config.toml"))
-            .env("PATH", containerd::path())
+            .env("PATH", self.version.path())
             .spawn()?;
         self.containerd = Some(started);
         let ready = until("containerd is ready", READY, || self.is_ready());
-        ready.with_context(|| self.picture())?;
-        let asked = || self.registrations() > before;
-        until("containerd asks the daemon", READY, asked).with_context(|| self.picture())
+        ready.with_context(|| self.picture())
+    }
+
+    /// Puts the plugin where the runtime starts it when it is started the next time. (It looks in one place only, which here is
+    /// the node's directory.)
+    pub fn put_plugin(&self) -> Result<PathBuf> {
+        let at = self.dir.path().display();
+        let tool = paths::bin("underpass-static");
+        let text = format!(
+            "#!/bin/sh\nexec unshare -m sh -c 'mount -t tmpfs none /var/lib && mkdir {LEFT} && \
+             mount --bind {at} {LEFT} && exec {}'\n",
+            tool.display()
+        );
+        let plugin = self.dir.path().join("plugins/98-underpass");
+        std::fs::write(&plugin, text)?;
+        std::fs::set_permissions(&plugin, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        Ok(plugin)
     }
 
     /// How often this daemon has been registered with a runtime.
@@ -150,7 +181,7 @@ impl Node {
         let socket = self.dir.path().join("state/containerd.sock");
         let socket = socket.to_string_lossy();
         let all = [&["--address", &socket, "-n", "k8s.io"], args].concat();
-        run(bin().join("ctr"), &all)
+        run(self.version.bin().join("ctr"), &all)
     }
 
     /// Makes the images of this system's programs.
@@ -255,7 +286,15 @@ impl Node {
 
     pub fn remove(&mut self, pod: &str) -> Result<()> {
         let id = || Id { id: pod.into() };
-        let _: Nothing = self.cri.call("StopPodSandbox", id())?;
+        // (As the kubelet does it: a container that ends by itself at this moment may make it fail.)
+        let mut stopped = self.cri.call::<_, Nothing>("StopPodSandbox", id());
+        for _ in 0..3 {
+            if stopped.is_err() {
+                std::thread::sleep(Duration::from_millis(500));
+                stopped = self.cri.call("StopPodSandbox", id());
+            }
+        }
+        stopped?;
         let _: Nothing = self.cri.call("RemovePodSandbox", id())?;
         self.pods.retain(|p| p != pod);
         Ok(())
@@ -298,7 +337,7 @@ impl Drop for Node {
 
 fn daemon(at: &Path) -> Result<Daemon> {
     let text = format!(
-        "[pods]\nnri = '{0}/nri.sock'\ndir = '{0}/pods'\nlibrary = '{1}'\ntool = '{2}'\n",
+        "[pods]\nnri = '{0}/nri.sock'\ndir = '{0}/pods'\nplugins = '{0}/plugins'\nlibrary = '{1}'\ntool = '{2}'\n",
         at.display(),
         paths::shim().display(),
         paths::bin("underpass-static").display(),
@@ -356,7 +395,7 @@ fn container_config(wish: &Wish, name: &str) -> cri::ContainerConfig {
 }
 
 /// Files of containerd and of the network of its pods.
-fn configure(at: &Path) -> Result<()> {
+fn configure(version: Version, at: &Path) -> Result<()> {
     let at_text = at.display();
     for d in ["cni", "logs", "image", "plugins", "plugins.conf"] {
         std::fs::create_dir_all(at.join(d))?;
@@ -378,7 +417,7 @@ fn configure(at: &Path) -> Result<()> {
         nri: &nri,
         plugins: [&plugins, &plugins_conf],
     };
-    std::fs::write(at.join("config.toml"), containerd::config(&places))?;
+    std::fs::write(at.join("config.toml"), containerd::config(version, &places))?;
     std::fs::write(
         at.join("cni/10-pods.conflist"),
         format!(

@@ -8,18 +8,23 @@ use crate::messages::{
 };
 use bytes::{Bytes, BytesMut};
 use prost::{DecodeError, Message};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::{timeout_at, Instant};
 
 /// Names of the two services.
 const RUNTIME: &str = "nri.pkg.api.v1alpha1.Runtime";
 const PLUGIN: &str = "nri.pkg.api.v1alpha1.Plugin";
+
+/// The longest that a runtime takes to say what there is. (It waits until no pod is being made.)
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// The plugin's only call.
 const REGISTER: u32 = 1;
 
 /// What a plugin does. The runtime waits while these run.
 pub trait Plugin {
-    /// The runtime has said who it is.
+    /// The runtime has said who it is. It asks about containers only when it has said what there is.
     fn configured(&mut self, runtime: &Configure);
 
     /// These pods and containers are there, and no others.
@@ -53,6 +58,9 @@ pub enum Error {
     /// It does not want this plugin.
     #[error("the runtime refuses the plugin: {0}")]
     Refused(String),
+    /// It has not said what there is, and will not ask about containers (<https://github.com/containerd/nri/issues/78>).
+    #[error("the runtime does not say which pods there are")]
+    Silent,
     /// Its answer cannot be read.
     #[error("the runtime's answer cannot be read: {0}")]
     Decode(#[from] DecodeError),
@@ -86,6 +94,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     );
     stream.write_all(&out).await?;
     let (mut received, mut session) = (Received::default(), Session::new(plugin));
+    let end = Instant::now() + SILENCE;
     loop {
         while let Some(frame) = received.next_frame()? {
             let Some(answer) = session.take(frame)? else {
@@ -95,7 +104,12 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
             frames::put(&mut out, &answer);
             stream.write_all(&out).await?;
         }
-        if stream.read_buf(&mut received.raw).await? == 0 {
+        let read = stream.read_buf(&mut received.raw);
+        let read = match session.told {
+            true => read.await?,
+            false => timeout_at(end, read).await.map_err(|_| Error::Silent)??,
+        };
+        if read == 0 {
             return Ok(());
         }
     }
@@ -105,6 +119,8 @@ struct Session<'a, P> {
     plugin: &'a mut P,
     /// What has been listed, while more is to come.
     list: Synchronize,
+    /// Has all been listed?
+    told: bool,
 }
 
 impl<'a, P: Plugin> Session<'a, P> {
@@ -112,6 +128,7 @@ impl<'a, P: Plugin> Session<'a, P> {
         Session {
             plugin,
             list: Synchronize::default(),
+            told: false,
         }
     }
 
@@ -204,6 +221,7 @@ impl<'a, P: Plugin> Session<'a, P> {
         self.list.containers.extend(s.containers);
         if !s.more {
             let all = std::mem::take(&mut self.list);
+            self.told = true;
             self.plugin.synchronize(all.pods, all.containers);
         }
         Synchronized { more: s.more }.encode_to_vec()

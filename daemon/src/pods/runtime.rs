@@ -47,6 +47,7 @@ pub(crate) fn start(
             learnt,
             teller,
             config,
+            runtime: String::new(),
         };
         if ours.filled.is_some() {
             ours.fill();
@@ -111,6 +112,8 @@ struct Containers {
     place: Result<(), String>,
     /// When that was tried; `None`: the directory is not this daemon's.
     filled: Option<Instant>,
+    /// Who asks, or will do so.
+    runtime: String,
 }
 
 impl Containers {
@@ -164,12 +167,7 @@ impl Containers {
 
 impl Plugin for Containers {
     fn configured(&mut self, runtime: &Configure) {
-        self.known.set_registered(true);
-        tracing::info!(
-            "registered with {} {}: pods that ask for it get the shim",
-            runtime.runtime,
-            runtime.version
-        );
+        self.runtime = format!("{} {}", runtime.runtime, runtime.version);
     }
 
     fn synchronize(&mut self, pods: Vec<PodSandbox>, containers: Vec<Container>) {
@@ -178,6 +176,9 @@ impl Plugin for Containers {
                 .with(|cluster| policy::look_back(&self.config, cluster, p, c))
         };
         self.known.replace(pods, containers, look);
+        self.known.set_registered(true);
+        let runtime = &self.runtime;
+        tracing::info!("registered with {runtime}: pods that ask for it get the shim");
     }
 
     fn create(&mut self, pod: PodSandbox, container: Container) -> Option<Adjustment> {

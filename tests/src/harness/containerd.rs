@@ -1,5 +1,5 @@
-//! containerd from Debian 13, unpacked by `tools/install-deps.sh`: where it is, how it is configured, and images of this
-//! system's programs.
+//! containerd from Debian 13 and from what becomes Debian 14, unpacked by `tools/install-deps.sh`: where they are, how they are configured,
+//! and images of this system's programs.
 
 use super::paths;
 use anyhow::{ensure, Context, Result};
@@ -11,15 +11,30 @@ use std::process::Command;
 /// Image that a sandbox is made of.
 pub const PAUSE: &str = "underpass.test/pause:1";
 
-/// Where its programs are.
-pub fn bin() -> PathBuf {
-    paths::target().join("containerd/usr/bin")
+/// Which containerd.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Version {
+    /// 1.7, for all kubelets.
+    One,
+    /// 2.x, for kubelets from 1.26 on.
+    Two,
 }
 
-/// `PATH` for it: its own programs, runc and what they call.
-pub fn path() -> String {
-    let path = std::env::var("PATH").unwrap_or_default();
-    format!("{}:/usr/sbin:/sbin:{path}", bin().display())
+impl Version {
+    /// Where its programs are.
+    pub fn bin(self) -> PathBuf {
+        let name = match self {
+            Version::One => "containerd",
+            Version::Two => "containerd2",
+        };
+        paths::target().join(name).join("usr/bin")
+    }
+
+    /// `PATH` for it: its own programs, runc and what they call.
+    pub fn path(self) -> String {
+        let path = std::env::var("PATH").unwrap_or_default();
+        format!("{}:/usr/sbin:/sbin:{path}", self.bin().display())
+    }
 }
 
 /// Directories and sockets of one containerd.
@@ -34,8 +49,8 @@ pub struct Places<'a> {
     pub plugins: [&'a str; 2],
 }
 
-/// A configuration file with NRI switched on.
-pub fn config(p: &Places) -> String {
+/// A configuration file in which NRI is on: in 2.x it is so without a word.
+pub fn config(version: Version, p: &Places) -> String {
     let Places {
         root,
         state,
@@ -43,24 +58,48 @@ pub fn config(p: &Places) -> String {
         nri,
         plugins: [plugins, plugins_conf],
     } = p;
-    format!(
-        r#"version = 2
-root = "{root}"
-state = "{state}"
-[grpc]
-address = "{state}/containerd.sock"
-[plugins."io.containerd.internal.v1.opt"]
-path = "{root}/opt"
-[plugins."io.containerd.grpc.v1.cri"]
+    let (number, kubernetes, enabled) = match version {
+        Version::One => (
+            2,
+            format!(
+                r#"[plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{PAUSE}"
 restrict_oom_score_adj = true
 [plugins."io.containerd.grpc.v1.cri".containerd]
 snapshotter = "native"
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "/usr/lib/cni"
-conf_dir = "{cni}"
+conf_dir = "{cni}""#
+            ),
+            "disable = false",
+        ),
+        Version::Two => (
+            3,
+            format!(
+                r#"[plugins."io.containerd.cri.v1.images"]
+snapshotter = "native"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "{PAUSE}"
+[plugins."io.containerd.cri.v1.runtime"]
+restrict_oom_score_adj = true
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["/usr/lib/cni"]
+conf_dir = "{cni}""#
+            ),
+            "",
+        ),
+    };
+    format!(
+        r#"version = {number}
+root = "{root}"
+state = "{state}"
+[grpc]
+address = "{state}/containerd.sock"
+[plugins."io.containerd.internal.v1.opt"]
+path = "{root}/opt"
+{kubernetes}
 [plugins."io.containerd.nri.v1.nri"]
-disable = false
+{enabled}
 socket_path = "{nri}"
 plugin_path = "{plugins}"
 plugin_config_path = "{plugins_conf}"

@@ -408,11 +408,11 @@ fn all_programs(tree: &Tree, names: &[String]) -> Vec<Step> {
     all
 }
 
-/// Containers of a real runtime, started once; the test program runs its tests in order by itself.
+/// Containers of two real runtimes, each started once; the test program runs its tests in order by itself.
 fn containers(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test containers --");
     c.args(names);
-    as_root(Step::new("containers", Kind::Tests, 60, c))
+    as_root(Step::new("containers", Kind::Tests, 80, c))
 }
 
 /// A step that this program does, as for `make NAME`.

@@ -65,6 +65,14 @@ struct Runtime {
 }
 
 impl Runtime {
+    fn at(stream: DuplexStream) -> Self {
+        Runtime {
+            stream,
+            received: Received::default(),
+            calls: 1,
+        }
+    }
+
     async fn frame(&mut self) -> Option<Frame> {
         loop {
             if let Some(f) = self.received.next_frame().unwrap() {
@@ -140,11 +148,7 @@ impl Runtime {
 async fn with<F: AsyncFnOnce(&mut Runtime)>(runtime: F) -> (Vec<String>, Result<(), Error>) {
     let (ours, theirs) = duplex(1 << 16);
     let mut seen = Seen::default();
-    let mut rt = Runtime {
-        stream: theirs,
-        received: Received::default(),
-        calls: 1,
-    };
+    let mut rt = Runtime::at(theirs);
     let talk = async {
         runtime(&mut rt).await;
         drop(rt);
@@ -289,6 +293,35 @@ async fn a_runtime_that_refuses() {
         ended.unwrap_err().to_string(),
         "the runtime refuses the plugin: not today"
     );
+}
+
+/// It has taken the plugin, and then says nothing any more, or not all. One that has said all may be silent.
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_does_not_say_what_there_is() {
+    for (says, silent) in [(&[][..], true), (&[true], true), (&[true, false], false)] {
+        let (ours, theirs) = duplex(1 << 16);
+        let (mut seen, began) = (Seen::default(), Instant::now());
+        let talk = async {
+            let mut rt = Runtime::at(theirs);
+            rt.registered(None).await;
+            rt.call("Configure", &Configure::default()).await;
+            for more in says {
+                let part = Synchronize {
+                    more: *more,
+                    ..Synchronize::default()
+                };
+                rt.call("Synchronize", &part).await;
+            }
+            tokio::time::sleep(3 * SILENCE).await;
+        };
+        let serve = async {
+            let ended = serve(ours, ("underpass", "90"), &mut seen).await;
+            (ended, began.elapsed().as_secs() / SILENCE.as_secs())
+        };
+        let (ended, after) = tokio::join!(serve, talk).0;
+        assert_eq!(matches!(ended, Err(Error::Silent)), silent, "{ended:?}");
+        assert_eq!(after, if silent { 1 } else { 3 });
+    }
 }
 
 #[tokio::test]
