@@ -16,7 +16,7 @@ packages="
   libibverbs-dev librdmacm-dev libclang-dev pkg-config
   python3.11 python3.11-venv libpython3.11-testsuite
   musl musl-tools
-  redis-server redis-tools nginx-light wrk iperf3 sockperf curl
+  redis-server redis-tools nginx-light wrk iperf3 sockperf curl tshark
   haproxy apache2 varnish gunicorn
   tcl perl dpkg-dev libevent-dev
   runc containernetworking-plugins

@@ -3,6 +3,8 @@
 //! Reads the core's state and the kernel's tables. It shows a caller only what that caller may see, and changes
 //! nothing but by the core's commands.
 
+mod caller;
+mod capture;
 mod census;
 pub(crate) mod door;
 pub(crate) mod rail_view;

@@ -3,6 +3,7 @@
 //! back as another event.
 
 pub(crate) mod across;
+pub(crate) mod captured;
 pub(crate) mod commands;
 pub mod counters;
 pub(crate) mod events;
@@ -114,6 +115,8 @@ pub struct Core<V: Provider = Ibv> {
     pub(crate) pods: Arc<crate::pods::known::Known>,
     /// Shares one census among all who ask for `ss` at the same time.
     pub looks: Rc<crate::core::looks::Looks>,
+    /// Captures, by the users who made them.
+    pub(crate) captures: captured::Captures,
     /// Number of living processes that asked the daemon to stay.
     kept: usize,
     /// Since when there is no shim, no lane, and nobody who asked us to stay.
@@ -196,6 +199,7 @@ impl<V: Provider> Core<V> {
             homes: Vec::new(),
             pods: Arc::default(),
             looks: Rc::default(),
+            captures: captured::Captures::default(),
             kept: 0,
             idle_since: Some(now),
         }

@@ -3,6 +3,7 @@
 //! The state machine does no I/O, and what takes time (who holds a socket?) is a function for a helper thread. The
 //! bytes of lanes, and their directions, are none of this room's business.
 
+pub(crate) mod capture;
 pub(crate) mod groups;
 pub(crate) mod holders;
 pub(crate) mod inherited;

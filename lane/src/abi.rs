@@ -38,6 +38,9 @@ pub const REMOTE_CHUNK_BYTES: usize = 4 << 20;
 pub const RING_LOG2_MIN: u32 = if cfg!(loom) { 1 } else { 12 };
 /// Largest ring: log2 of its bytes.
 pub const RING_LOG2_MAX: u32 = 22;
+/// Most bytes that a sender has put on its ring, or is putting there, beyond its published head. Who reads a ring without
+/// a cursor (a capture) relies on that.
+pub const UNPUBLISHED_MAX: u64 = 32 << 10;
 /// log2 of the bytes up to which rings grow to be fast. They grow further only for a send that may not wait, to take of
 /// it what the kernel's buffers would.
 pub const RING_FAST_LOG2: u32 = 20;

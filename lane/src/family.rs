@@ -377,6 +377,10 @@ pub struct View {
     pub tcp_tx: u64,
     /// Bytes that they took from TCP, frames included.
     pub tcp_rx: u64,
+    /// Of those in `tcp_tx`, bytes that are not the application's, or that a ring has had as well.
+    pub again: u64,
+    /// Number of switches up of the sending half.
+    pub ups: u32,
     /// The application has shut down sending while it was on a lane to another node.
     pub shut: bool,
     /// Numbers of the processes that hold it, each as its own pid namespace has it.
@@ -522,6 +526,8 @@ impl Conn {
             lane_rx: self.rx.ring_bytes.load(Relaxed),
             tcp_tx: self.tx.tcp_pos.load(Relaxed).get(),
             tcp_rx: self.rx.tcp_pos.load(Relaxed).get(),
+            again: self.tx.again.load(Relaxed),
+            ups: self.tx.ups.load(Relaxed),
             shut: self.tx.shut.load(Relaxed) != 0,
             forks: self.forks.load(Relaxed),
             holders: self

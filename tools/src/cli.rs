@@ -1,13 +1,16 @@
 //! The command line: one table of flags from which parsing, help, completions and manual pages
 //! are made.
 
+mod capture;
 mod show;
 
+use capture::{CAPTURE_AFTER, CAPTURE_LONG};
 use clap::{Args, Parser, Subcommand};
 use show::{SS_AFTER, SS_LONG, TOP_AFTER};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+pub use capture::Capture;
 pub use show::{Ss, Top, View};
 
 const ABOUT: &str =
@@ -78,6 +81,8 @@ pub enum Command {
     /// Let connections be promoted again that `down` sent to TCP, and new ones of programs whose fuse has blown
     #[command(after_help = STEER_EXAMPLES)]
     Up(Steer),
+    #[command(about = "Write what one connection's lane carries as packets, for Wireshark", long_about = CAPTURE_LONG, after_help = CAPTURE_AFTER)]
+    Capture(Capture),
     /// Show the events that programs under the shim reported, newest last
     Log(Json),
     /// Show the other nodes and the channels to their daemons

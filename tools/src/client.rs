@@ -1,6 +1,8 @@
 //! Asks the daemon that arguments and environment select.
 
 use crate::out::{clean, Failure};
+use std::io::BufReader;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use underpass_admin::places::{self, Places};
 use underpass_admin::{client, Request, Response};
@@ -22,6 +24,17 @@ pub fn ask(dir: Option<PathBuf>, request: &Request) -> Result<Response, Failure>
     let dir = places.choose();
     places.check_owner(dir)?;
     ask_in(dir, request)
+}
+
+/// The same for a request to which more follows than the answer.
+pub fn follow(
+    dir: Option<PathBuf>,
+    request: &Request,
+) -> Result<(Response, BufReader<UnixStream>), Failure> {
+    let places = Places::here(dir);
+    let dir = places.choose();
+    places.check_owner(dir)?;
+    Ok(client::follow(dir, request)?)
 }
 
 /// Asks the daemon in `dir`.

@@ -21,6 +21,7 @@
 
 mod addr;
 mod ask;
+mod capture;
 mod certs;
 mod check;
 mod cli;
@@ -80,6 +81,7 @@ fn run_command(top: Option<Top>) -> ExitCode {
         Command::Reasons(o) => ask::reasons(&o),
         Command::Down(o) => ask::steer(dir, &o, true),
         Command::Up(o) => ask::steer(dir, &o, false),
+        Command::Capture(o) => capture::run(dir, &o),
         Command::Log(o) => ask::log(dir, &o),
         Command::Peers(o) => peers::run(dir, &o),
         Command::Pods(o) => pods::run(dir, &o),

@@ -59,7 +59,7 @@ pub fn hold(dir: &Path) -> Presence {
 }
 
 fn knock(dir: &Path, request: &Request) -> Presence {
-    match exchange(dir, request, PING_PATIENCE) {
+    match begin(dir, request, PING_PATIENCE) {
         Ok(_) => Presence::Answers,
         Err(Trouble::Connect(_)) => Presence::Absent,
         Err(Trouble::Talk(e)) if e.kind() == io::ErrorKind::WouldBlock => Presence::Silent,
@@ -72,32 +72,43 @@ enum Trouble {
     Talk(io::Error),
 }
 
-fn exchange(dir: &Path, request: &Request, patience: Duration) -> Result<Response, Trouble> {
+/// The answer, and the connection behind it.
+fn begin(
+    dir: &Path,
+    request: &Request,
+    patience: Duration,
+) -> Result<(Response, BufReader<UnixStream>), Trouble> {
     let stream = UnixStream::connect(dir.join(ADMIN_SOCK)).map_err(Trouble::Connect)?;
-    let talk = || -> io::Result<Response> {
+    let talk = || -> io::Result<(Response, BufReader<UnixStream>)> {
         stream.set_read_timeout(Some(patience))?;
         stream.set_write_timeout(Some(patience))?;
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
         (&stream).write_all(line.as_bytes())?;
         let mut answer = String::new();
-        BufReader::new(&stream).read_line(&mut answer)?;
+        let mut reader = BufReader::new(stream);
+        reader.read_line(&mut answer)?;
         if answer.is_empty() {
             return Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
                 "it closed the connection without an answer",
             ));
         }
-        Ok(serde_json::from_str(&answer)?)
+        Ok((serde_json::from_str(&answer)?, reader))
     };
     talk().map_err(Trouble::Talk)
 }
 
 /// Asks the daemon in `dir`.
 pub fn ask(dir: &Path, request: &Request) -> Result<Response, Error> {
+    follow(dir, request).map(|(answer, _)| answer)
+}
+
+/// The same for a request to which more follows than the answer: the connection behind it.
+pub fn follow(dir: &Path, request: &Request) -> Result<(Response, BufReader<UnixStream>), Error> {
     let sock = dir.join(ADMIN_SOCK);
-    match exchange(dir, request, PATIENCE) {
-        Ok(Response::Error { message }) => Err(Error::Refused(message)),
+    match begin(dir, request, PATIENCE) {
+        Ok((Response::Error { message }, _)) => Err(Error::Refused(message)),
         Ok(r) => Ok(r),
         Err(Trouble::Connect(e)) if e.kind() == io::ErrorKind::PermissionDenied => {
             Err(Error::Denied(sock, e))

@@ -20,6 +20,7 @@
     )
 )]
 
+pub mod capture;
 pub mod certificate;
 pub mod client;
 pub mod environ;
@@ -50,6 +51,11 @@ pub enum Request {
     /// Let matching connections be promoted again.
     Up {
         /// Whose ends may go up.
+        target: Target,
+    },
+    /// Show what the lane of one connection carries, from now on.
+    Capture {
+        /// Which one: an inode, or a pair of addresses.
         target: Target,
     },
     /// What would, or did, become of the connection with these endpoints, seen from both ends?
@@ -118,6 +124,13 @@ pub enum Response {
         /// Told when their programs next speak to the daemon.
         #[serde(default)]
         later: u64,
+    },
+    /// To `Capture`: [`capture::Captured`] follow until the connection ends or somebody leaves.
+    Capture {
+        /// Address of the end that was named, in the form of [`Row::local`]: end 0.
+        local: String,
+        /// That of the other one, as the first one has it: end 1.
+        peer: String,
     },
     /// To `Check`.
     Check {

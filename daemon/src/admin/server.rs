@@ -4,6 +4,8 @@
 //! the daemon's own user) in the daemon's namespace sees all; and only they may act on processes of other users. At the
 //! socket for pods, a caller sees its pod's connections and nothing else, whoever it is.
 
+use crate::admin::caller::{who, who_in_pod, Caller};
+use crate::admin::capture;
 use crate::admin::census;
 use crate::admin::door::{Door, Here, Places};
 use crate::admin::rail_view;
@@ -14,8 +16,6 @@ use crate::core::commands::CommandTarget;
 use crate::core::{tables, Shared};
 use crate::os::address::normal;
 use crate::os::process::Process;
-use crate::os::sockopt;
-use crate::pods::known::Known;
 use lane::proto::msg::{op, ALL};
 use lane::proto::reason::Reason;
 use std::collections::HashMap;
@@ -41,47 +41,6 @@ const LONGEST: u64 = 64 << 10;
 const LATE: Duration = Duration::from_secs(1);
 /// An answer is written in parts of this size, each of which the caller must read within [`TIME`].
 const CHUNK: usize = 256 << 10;
-
-/// Who asks.
-#[derive(Clone, Debug)]
-struct Caller {
-    uid: u32,
-    netns: u64,
-    /// May see every namespace and act on everybody's processes.
-    all: bool,
-    /// May act on everybody's processes in its namespace.
-    root: bool,
-    /// The sandbox of its pod, if it asks at the socket for pods: it sees that pod's connections only, and steers nothing.
-    pod: Option<String>,
-}
-
-impl Caller {
-    fn sees(&self, netns: u64) -> bool {
-        self.all || netns == self.netns
-    }
-
-    fn sees_row(&self, e: &Entry) -> bool {
-        match &self.pod {
-            Some(pod) => e.row.at.as_ref().is_some_and(|w| w.sandbox == *pod),
-            None => self.sees(e.row.netns),
-        }
-    }
-
-    /// May it know the process at the other end?
-    fn sees_peer(&self, e: &Entry, all: &[Entry]) -> bool {
-        match &self.pod {
-            Some(_) => e
-                .other
-                .and_then(|o| all.get(o))
-                .is_some_and(|o| self.sees_row(o)),
-            None => self.sees(e.peer_netns),
-        }
-    }
-
-    fn may_act(&self, uid: u32, netns: u64) -> bool {
-        self.sees(netns) && (self.all || self.root || uid == self.uid)
-    }
-}
 
 /// Makes the listening socket; a file that is left over is replaced.
 pub(crate) fn listen(path: &Path) -> std::io::Result<UnixListener> {
@@ -141,10 +100,7 @@ async fn talk(
         }
         None => None,
     };
-    let (r, mut w) = stream.split();
-    let mut line = String::new();
-    let mut r = BufReader::new(r.take(LONGEST));
-    tokio::time::timeout(TIME, r.read_line(&mut line)).await??;
+    let line = tokio::time::timeout(TIME, line_of(&mut stream)).await??;
     let response = match (caller, serde_json::from_str::<Request>(&line)) {
         (None, _) => Response::Error {
             message: "cannot tell who is asking".into(),
@@ -157,10 +113,14 @@ async fn talk(
                 message: "from here only connections are shown".into(),
             }
         }
-        (Some(_), Ok(Request::Keep)) => {
-            let sock: &UnixStream = r.get_ref().get_ref().as_ref();
-            match keep(&shared, sock, accepted) {
-                Ok(()) => pong(&shared),
+        (Some(_), Ok(Request::Keep)) => match keep(&shared, &stream, accepted) {
+            Ok(()) => pong(&shared),
+            Err(message) => Response::Error { message },
+        },
+        (Some(caller), Ok(Request::Capture { target })) => {
+            let all = entries(&shared).await;
+            match capture::begin(&shared, caller, &target, &all).await {
+                Ok(begun) => return begun.serve(shared, stream).await,
                 Err(message) => Response::Error { message },
             }
         }
@@ -169,35 +129,18 @@ async fn talk(
     // Serializing tens of thousands of rows takes long, so it is done on a helper thread.
     let text = tokio::task::spawn_blocking(move || serde_json::to_vec(&response)).await??;
     for part in text.chunks(CHUNK).chain([&b"\n"[..]]) {
-        tokio::time::timeout(TIME, w.write_all(part)).await??;
+        tokio::time::timeout(TIME, stream.write_all(part)).await??;
     }
     Ok(())
 }
 
-fn who(stream: &UnixStream) -> Option<Caller> {
-    let cred = sockopt::peer_cred(stream.as_fd()).ok()?;
-    let netns = proc::netns(u32::try_from(cred.pid).ok()?)?;
-    let root = cred.uid == 0 || cred.uid == rustix::process::geteuid().as_raw();
-    Some(Caller {
-        uid: cred.uid,
-        netns,
-        root,
-        all: root && proc::own_netns() == Some(netns),
-        pod: None,
-    })
-}
-
-/// A process in a pod asks; `None`: it is in none that the runtime has told of.
-fn who_in_pod(known: &Known, stream: &UnixStream, accepted: u64) -> Option<Caller> {
-    let process = Process::of_peer(stream.as_fd(), accepted).ok()?;
-    let at = known.of_process(process.id.pid, process.id.start)?;
-    Some(Caller {
-        uid: process.uid,
-        netns: 0,
-        root: false,
-        all: false,
-        pod: Some(at.sandbox),
-    })
+/// The request: what comes before the first end of line.
+async fn line_of(stream: &mut UnixStream) -> std::io::Result<String> {
+    let mut line = String::new();
+    BufReader::new(stream.take(LONGEST))
+        .read_line(&mut line)
+        .await?;
+    Ok(line)
 }
 
 fn pong(shared: &Shared) -> Response {
@@ -261,6 +204,10 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
         }
         Request::Down { target } => tell(shared, caller, &target, op::DOWN).await,
         Request::Up { target } => tell(shared, caller, &target, op::UP).await,
+        // (Its answer goes on for as long as the caller reads: `talk`.)
+        Request::Capture { .. } => Response::Error {
+            message: "not from here".into(),
+        },
         Request::Check { local, peer } => check(shared, caller, &local, &peer).await,
         // Processes in containers must not learn the names and addresses of nodes.
         Request::Peers if !caller.all => Response::Error {

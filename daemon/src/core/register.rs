@@ -152,7 +152,7 @@ impl<V: Provider> Core<V> {
         self.forget_across(who); // what it registered before
         let clients = &self.clients;
         let copy = self.peers.is_some().then(|| end.clone());
-        let cookie = end.cookie;
+        let (cookie, record) = (end.cookie, end.record);
         let verdict = self.waiting.register(who, end, |c| alive(clients, c));
         if let Verdict::Pair(other, _) | Verdict::Unproven(other) = verdict {
             self.forget_across(other);
@@ -172,7 +172,9 @@ impl<V: Provider> Core<V> {
             }
             Verdict::Pair(other, its) => {
                 self.event(who.client, &format!("paired {shown}"));
-                self.pair([other, who], [its, cookie]);
+                // What one end receives first, the other one has sent.
+                let firsts = [record.map(|r| r.rcv), record.map(|r| r.snd)];
+                self.pair([other, who], [(its, firsts[0]), (cookie, firsts[1])]);
             }
         }
     }
@@ -209,7 +211,7 @@ impl<V: Provider> Core<V> {
     }
 
     /// Two ends are one connection: give them a lane.
-    fn pair(&mut self, ends: [ConnRef; 2], cookies: [u64; 2]) {
+    fn pair(&mut self, ends: [ConnRef; 2], known: [(u64, Option<u32>); 2]) {
         let cgroup = |e: &ConnRef| self.clients.get(&e.client).map(|p| p.cgroup().clone());
         let (Some(a), Some(b)) = (cgroup(&ends[0]), cgroup(&ends[1])) else {
             return;
@@ -220,8 +222,8 @@ impl<V: Provider> Core<V> {
             .connect(ends, [&a, &b], self.system.random(), &mut out)
         {
             Ok((id, slot, _)) => {
-                for (e, cookie) in ends.into_iter().zip(cookies) {
-                    self.groups.proven((id, slot), e, cookie);
+                for (e, known) in ends.into_iter().zip(known) {
+                    self.groups.proven((id, slot), e, known);
                 }
                 self.counters.paired += 1;
                 self.act(out, Reason::Memory, RETRY_TROUBLE_MS);

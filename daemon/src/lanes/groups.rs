@@ -8,11 +8,13 @@
 //! twice with the same epochs.
 
 mod area;
+mod captured;
 mod growth;
 mod lanes;
 mod takeover;
 
 use self::area::{first_bytes, make_areas, Chunk, Stage};
+pub(crate) use self::captured::LaneFiles;
 use self::growth::{ready, share};
 use self::lanes::offer;
 pub(crate) use self::takeover::{Direction, Found};
@@ -118,6 +120,8 @@ struct Use {
     asked: [[Option<Duration>; 2]; 2],
     /// Within the node, the cookies of the sockets that were paired; 0: not known.
     cookies: [u64; 2],
+    /// Within the node, the sequence number of the first byte that each end sends, if there is a record of it.
+    firsts: [Option<u32>; 2],
 }
 
 #[derive(Default)]

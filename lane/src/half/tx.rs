@@ -43,6 +43,8 @@ pub mod mode {
 
 /// Maximum number of bytes copied before they are published, so that the two copies of a large write overlap.
 const PIECE: u64 = 16 << 10;
+// (Less than a piece is unannounced when the last one is copied.)
+const _: () = assert!(2 * PIECE <= crate::abi::UNPUBLISHED_MAX);
 /// Number of bytes that the kernel takes at a time: if the buffer becomes unreadable behind that many, they count as
 /// sent.
 const CHUNK: usize = 32 << 10;

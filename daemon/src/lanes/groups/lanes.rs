@@ -75,6 +75,7 @@ impl LinkGroups {
             taken: [false; 2],
             asked: [[None; 2]; 2],
             cookies: [0; 2],
+            firsts: [None; 2],
         });
         for (side, e) in ends.iter().enumerate() {
             self.by_conn.insert(

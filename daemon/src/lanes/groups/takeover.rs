@@ -38,14 +38,21 @@ pub(crate) struct Found {
 const AGAIN: Duration = Duration::from_millis(50);
 
 impl LinkGroups {
-    /// Notes the cookie of an end's socket, as it was when it was paired.
-    pub(crate) fn proven(&mut self, at: (u64, u32), who: ConnRef, cookie: u64) {
+    /// Notes what is known of an end since it was paired: the cookie of its socket, and the sequence number of its first
+    /// byte.
+    pub(crate) fn proven(
+        &mut self,
+        at: (u64, u32),
+        who: ConnRef,
+        (cookie, first): (u64, Option<u32>),
+    ) {
         let group = self.groups.get_mut(&at.0);
         let Some(u) = group.and_then(|g| Self::slot(g, at.1)) else {
             return;
         };
         if let Some(side) = u.ends.iter().position(|e| *e == who) {
             u.cookies[side] = cookie;
+            u.firsts[side] = first;
         }
     }
 

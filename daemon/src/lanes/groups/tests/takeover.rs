@@ -16,7 +16,7 @@ fn a_slot_that_is_taken_over() {
         ask(&mut w, 2, 1).unwrap().is_none(),
         "nothing proves its socket"
     );
-    w.groups.proven((group, 0), end(1, 0), 77);
+    w.groups.proven((group, 0), end(1, 0), (77, None));
     let found = ask(&mut w, 2, 1).unwrap().expect("end 1's");
     assert_eq!(
         (found.cookie, w.groups.owner(group, 1)),
@@ -46,7 +46,7 @@ fn an_end_hands_its_own_direction_over() {
     let mut w = World::new(10, u64::MAX);
     w.connect([end(1, 0), end(2, 0)]).unwrap();
     let (group, mut out) = (w.offers[0].1, Out::default());
-    w.groups.proven((group, 0), end(1, 0), 77);
+    w.groups.proven((group, 0), end(1, 0), (77, None));
     let mut ask = |from, sides| w.groups.take_over(ClientId(from), (group, 0), sides);
     assert!(ask(1, (0, 2)).is_err());
     let theirs = ask(2, (1, 0)).unwrap().expect("end 1's");

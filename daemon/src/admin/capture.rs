@@ -1,0 +1,158 @@
+//! `underpass capture`: who may see the bytes of which connection, and the thread that reads along.
+//!
+//! Each capture has a thread of its own, which also writes to the tool. Neither the core nor the data plane waits for
+//! it; the core is asked now and then which lane the connection has. A tool that does not read loses bytes, and after a
+//! while its capture.
+
+mod reader;
+
+use self::reader::{Answer, Reader};
+use crate::admin::caller::Caller;
+use crate::clients::client::Client;
+use crate::clients::view::Entry;
+use crate::core::captured::{Seat, Watched};
+use crate::core::Shared;
+use crate::os::address::normal;
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use underpass_admin::{Response, Target};
+
+/// A capture that may begin.
+pub(super) struct Begun {
+    caller: Caller,
+    ends: [Watched; 2],
+    /// Did the end that was named call `connect`?
+    client: bool,
+    answer: Response,
+    seat: Seat,
+}
+
+/// Looks the connection up, and whether the caller may see its bytes: root on the node may; others if both ends are
+/// theirs.
+pub(super) async fn begin(
+    shared: &Shared,
+    caller: Caller,
+    target: &Target,
+    all: &[Entry],
+) -> Result<Begun, String> {
+    let end = named(&caller, target, all)?;
+    if end.row.remote {
+        return Err("a connection to another node cannot be captured yet".into());
+    }
+    let other = end.other.and_then(|o| all.get(o)).filter(|o| o.tracked());
+    let other =
+        other.ok_or("the other end of that connection is not under Underpass on this node")?;
+    let refused = "both ends of a connection must be yours if you want to see its bytes";
+    let owners: [Option<(u32, Watched)>; 2] = [end, other].map(|e| {
+        let core = shared.borrow();
+        let uid = core.clients.get(&e.client)?.uid;
+        Some((uid, core.watched((e.client, e.conn, e.gen))?))
+    });
+    let [Some(a), Some(b)] = owners else {
+        return Err("a program of that connection has no connection to this daemon".into());
+    };
+    let theirs = [(&a, end), (&b, other)];
+    if !theirs.iter().all(|(o, e)| caller.may_act(o.0, e.row.netns)) {
+        return Err(refused.into());
+    }
+    let pids: HashSet<u32> = theirs
+        .iter()
+        .flat_map(|(_, e)| e.row.pids.clone())
+        .collect();
+    let uid = caller.uid;
+    let asked = move || pids.into_iter().all(|p| may_trace(uid, p));
+    let root = caller.all || caller.root;
+    if !root && !tokio::task::spawn_blocking(asked).await.unwrap_or(false) {
+        return Err(refused.into());
+    }
+    let seat = shared.borrow().captures.take(caller.uid);
+    Ok(Begun {
+        ends: [a.1, b.1],
+        client: end.row.role == "client",
+        answer: Response::Capture {
+            local: end.row.local.clone(),
+            peer: end.row.peer.clone(),
+        },
+        seat: seat.ok_or("there are too many captures already")?,
+        caller,
+    })
+}
+
+/// The one end that is meant. Where both ends of a connection fit, the first of the two addresses says which.
+fn named<'a>(caller: &Caller, target: &Target, all: &'a [Entry]) -> Result<&'a Entry, String> {
+    let wanted: Vec<&Entry> = match target {
+        Target::Inode(i) => all.iter().filter(|e| e.row.inode == *i).collect(),
+        Target::Pair { local, peer } => {
+            let (Some(a), Some(b)) = (address(local), address(peer)) else {
+                return Err("an address is not `ip:port`".into());
+            };
+            let is = |e: &&Entry, a: SocketAddr, b: SocketAddr| e.addresses() == Some((a, b));
+            let (this, mirrored) = all
+                .iter()
+                .filter(|e| is(e, a, b) || is(e, b, a))
+                .partition::<Vec<_>, _>(|e| is(e, a, b));
+            if this.is_empty() {
+                mirrored
+            } else {
+                this
+            }
+        }
+        Target::All | Target::Pid(_) => return Err("name one connection".into()),
+    };
+    let seen = |e: &&Entry| e.tracked() && e.row.state == "ACTIVE" && caller.sees_row(e);
+    let mut wanted: Vec<&Entry> = wanted.into_iter().filter(seen).collect();
+    // Other namespaces may have the same addresses.
+    if wanted.iter().any(|e| e.row.netns == caller.netns) {
+        wanted.retain(|e| e.row.netns == caller.netns);
+    }
+    match wanted[..] {
+        [] => Err("no connection matches (see `underpass ss`)".into()),
+        [one] => Ok(one),
+        _ => Err("several connections match: name one by its inode (see `underpass ss -W`)".into()),
+    }
+}
+
+fn address(s: &str) -> Option<SocketAddr> {
+    s.parse().ok().map(normal)
+}
+
+/// Does the kernel let this user see the memory of a process of his? Not of one that has changed its rights: its directory
+/// is root's.
+fn may_trace(uid: u32, pid: u32) -> bool {
+    std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|m| m.uid() == uid)
+}
+
+impl Begun {
+    /// Hands the connection to the thread, and answers its questions until it ends.
+    pub(super) async fn serve(self, shared: Shared, stream: UnixStream) -> std::io::Result<()> {
+        let _seat = self.seat;
+        let (ask, mut asked) = mpsc::channel::<()>(1);
+        let (answer, answers) = std::sync::mpsc::channel();
+        let stream = stream.into_std()?;
+        let mut first = serde_json::to_vec(&self.answer)?;
+        first.push(b'\n');
+        let reader = Reader::new(
+            self.ends.clone(),
+            self.client,
+            (stream, first),
+            (ask, answers),
+        );
+        std::thread::Builder::new()
+            .name("capture".into())
+            .spawn(move || reader.run())?;
+        let caller = self.caller;
+        let may = |c: &Client| caller.may_act(c.uid, c.netns);
+        while asked.recv().await.is_some() {
+            let core = shared.borrow();
+            let lane = core.captured(&self.ends, may).map(|f| (f.files, f.side));
+            let alive = self.ends.each_ref().map(|e| core.has_family(e));
+            if answer.send(Answer { lane, alive }).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! The core's part of a capture: which lane a connection has, and who captures.
+
+use super::Core;
+use crate::clients::client::Client;
+use crate::clients::family::Family;
+use crate::clients::ids::ConnRef;
+use crate::lanes::groups::LaneFiles;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use underpass_rdma::verbs::Provider;
+
+/// Captures at a time: all, those of everybody but root, and those of one user but root.
+const ALL_MAX: usize = 8;
+const OTHERS_MAX: usize = 4;
+const USER_MAX: usize = 2;
+
+/// The users whose captures are under way.
+#[derive(Clone, Default)]
+pub(crate) struct Captures(Rc<RefCell<Vec<u32>>>);
+
+/// One capture.
+pub(crate) struct Seat(Captures, u32);
+
+impl Captures {
+    /// `None`: there are too many.
+    pub(crate) fn take(&self, uid: u32) -> Option<Seat> {
+        let mut all = self.0.borrow_mut();
+        let others = all.iter().filter(|u| **u != 0).count();
+        let own = all.iter().filter(|u| **u == uid).count();
+        let full = uid != 0 && (others >= OTHERS_MAX || own >= USER_MAX);
+        if full || all.len() >= ALL_MAX {
+            return None;
+        }
+        all.push(uid);
+        Some(Seat(self.clone(), uid))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut all = self.0 .0.borrow_mut();
+        if let Some(at) = all.iter().position(|u| *u == self.1) {
+            all.swap_remove(at);
+        }
+    }
+}
+
+/// An end of a connection that is captured.
+#[derive(Clone)]
+pub(crate) struct Watched {
+    pub family: Arc<Family>,
+    pub conn: u32,
+    pub gen: u32,
+}
+
+impl Watched {
+    fn is(&self, end: ConnRef, of: &Client) -> bool {
+        (self.conn, self.gen) == (end.conn, end.gen) && self.family.ident == of.family.ident
+    }
+}
+
+/// The lane of a connection.
+pub(crate) struct Found {
+    pub files: LaneFiles,
+    /// The side of the first of the two ends.
+    pub side: usize,
+}
+
+impl<V: Provider> Core<V> {
+    /// The end that a row of a table stands for.
+    pub(crate) fn watched(
+        &self,
+        row: (crate::clients::ids::ClientId, u32, u32),
+    ) -> Option<Watched> {
+        let family = self.clients.get(&row.0)?.family.clone();
+        Some(Watched {
+            family,
+            conn: row.1,
+            gen: row.2,
+        })
+    }
+
+    /// Is a process of the family there?
+    pub(crate) fn has_family(&self, end: &Watched) -> bool {
+        let mut all = self.clients.values();
+        all.any(|c| c.family.ident == end.family.ident)
+    }
+
+    /// The lane of these two, if this daemon has paired them. (What a table says of link groups is not believed.)
+    pub(crate) fn captured(
+        &self,
+        ends: &[Watched; 2],
+        may: impl Fn(&Client) -> bool,
+    ) -> Option<Found> {
+        let of_family = |c: &&Client| c.family.ident == ends[0].family.ident;
+        let (files, side) = self.clients.values().filter(of_family).find_map(|c| {
+            let who = ConnRef {
+                client: c.id,
+                conn: ends[0].conn,
+                gen: ends[0].gen,
+            };
+            let files = self.groups.files(who)?;
+            let side = files.ends.iter().position(|e| *e == who)?;
+            Some((files, side))
+        })?;
+        let ok = |side: usize, watched: &Watched| {
+            let end = files.ends[side];
+            let client = self.clients.get(&end.client);
+            client.is_some_and(|c| watched.is(end, c) && may(c))
+        };
+        let both = ok(side, &ends[0]) && ok(1 - side, &ends[1]);
+        both.then_some(Found { files, side })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_takes_all_captures() {
+        let all = Captures::default();
+        let mine: Vec<_> = (0..USER_MAX).map(|_| all.take(1).unwrap()).collect();
+        assert!(all.take(1).is_none(), "of one user");
+        let more: Vec<_> = (2..4).map(|u| all.take(u).unwrap()).collect();
+        assert!(all.take(9).is_none(), "of all but root");
+        let root: Vec<_> = (0..4).map(|_| all.take(0).unwrap()).collect();
+        assert!(all.take(0).is_none(), "of all");
+        drop((mine, more, root));
+        assert!(all.take(1).is_some() && all.0.borrow().is_empty());
+    }
+}

@@ -1,0 +1,96 @@
+"""Two ends of a connection for a capture. Every eight bytes of a stream say where in it they are.
+
+    captured.py serve HOST GATE ROUNDS CHUNK REPLY
+    captured.py connect HOST PORT GATE ROUNDS CHUNK REPLY PAUSE_MS
+
+Rounds of 64 bytes each way until the file GATE is there; then ROUNDS rounds of CHUNK bytes to the server and REPLY bytes
+back. Both print the SHA-256 of what they sent in the latter (`sent`), and the client the seconds that these took.
+"""
+
+import array
+import hashlib
+import os
+import socket
+import sys
+import time
+
+SMALL = 64
+
+
+class Stream:
+    def __init__(self):
+        self.at = 0
+        self.hash = hashlib.sha256()
+
+    def take(self, n):
+        assert n % 8 == 0
+        first = self.at // 8
+        b = array.array("Q", range(first, first + n // 8)).tobytes()
+        self.at += n
+        return b
+
+
+def exact(s, n):
+    view = memoryview(bytearray(n))
+    done = 0
+    while done < n:
+        k = s.recv_into(view[done:])
+        if k == 0:
+            raise EOFError(f"{done} of {n} bytes")
+        done += k
+    return view
+
+
+def main():
+    what, host, *rest = sys.argv[1:]
+    out, come = Stream(), Stream()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    def send(s, n, counts=True):
+        b = out.take(n)
+        if counts:
+            out.hash.update(b)
+        s.sendall(b)
+
+    def receive(s, n):
+        assert exact(s, n) == come.take(n), "other bytes than were sent"
+
+    if what == "serve":
+        gate = rest[0]
+        rounds, chunk, reply = map(int, rest[1:])
+        listener = socket.create_server((host, 0), family=family)
+        print("port", listener.getsockname()[1], flush=True)
+        s, _ = listener.accept()
+        receive(s, SMALL)
+        while not os.path.exists(gate + ".begun"):
+            send(s, SMALL, False)
+            receive(s, SMALL)
+        for n in range(rounds):
+            receive(s, chunk if n else chunk - SMALL)
+            if reply:
+                send(s, reply)
+        assert s.recv(1) == b"", "the end"
+        print("sent", out.hash.hexdigest(), flush=True)
+        return
+    port, gate = int(rest[0]), rest[1]
+    rounds, chunk, reply, pause = map(int, rest[2:])
+    s = socket.create_connection((host, port))
+    print("local", s.getsockname()[1], flush=True)
+    while not os.path.exists(gate):
+        send(s, SMALL, False)
+        receive(s, SMALL)
+        time.sleep(0.01)
+    open(gate + ".begun", "w").close()
+    began = time.monotonic()
+    for _ in range(rounds):
+        send(s, chunk)
+        if reply:
+            receive(s, reply)
+        if pause:
+            time.sleep(pause / 1000)
+    s.close()
+    print("took", time.monotonic() - began, flush=True)
+    print("sent", out.hash.hexdigest(), flush=True)
+
+
+main()

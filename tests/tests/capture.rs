@@ -1,0 +1,485 @@
+//! `underpass capture`: what a lane carries, as packets. tshark reassembles what the application has sent; what comes too
+//! late is missing, and nothing else is there instead; nobody sees other people's bytes; the connection never notices.
+
+use anyhow::{ensure, Context, Result};
+use nix::sys::signal::Signal;
+use sha2::{Digest, Sha256};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use underpass_admin::Row;
+use underpass_tests::harness::{paths, until, Daemon, Place, Program, Running, PATIENCE};
+
+const LIMIT: Duration = Duration::from_secs(120);
+/// A connection whose client waits before it goes on.
+struct Talk {
+    server: Running,
+    client: Running,
+    ends: [String; 2],
+    gate: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+/// Both ends have ended well.
+struct Finished {
+    hashes: [String; 2],
+    /// With what was captured.
+    _dir: tempfile::TempDir,
+}
+
+/// What each end sends after the gate.
+struct Load {
+    rounds: u32,
+    chunk: u32,
+    reply: u32,
+    pause_ms: u32,
+}
+
+impl Talk {
+    fn start(d: &Daemon, host: &str, load: &Load, uid: Option<u32>) -> Result<Talk> {
+        let Load {
+            rounds,
+            chunk,
+            reply,
+            pause_ms,
+        } = load;
+        let dir = tempfile::tempdir()?;
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777))?;
+        let gate = dir.path().join("gate");
+        let program = |words: &str| {
+            let p = Program::python("captured.py", &d.eager()).words(words);
+            match uid {
+                Some(uid) => p.user(uid).spawn(),
+                None => p.spawn(),
+            }
+        };
+        let name = gate.display();
+        let mut server = program(&format!("serve {host} {name} {rounds} {chunk} {reply}"))?;
+        let port = server.line("port ", PATIENCE)?;
+        let line = format!("connect {host} {port} {name} {rounds} {chunk} {reply} {pause_ms}");
+        let mut client = program(&line)?;
+        let local = client.line("local ", PATIENCE)?;
+        let up = |d: &Daemon| {
+            let rows = d.ss().unwrap_or_default();
+            let ours = |r: &&Row| r.mode == "SMCD" && r.local.ends_with(&format!(":{local}"));
+            rows.iter().find(ours).is_some_and(|r| r.up == "both")
+        };
+        until("the connection is on its lane", PATIENCE, || up(d)).with_context(|| d.picture())?;
+        let address = |port: &str| match host.contains(':') {
+            true => format!("[{host}]:{port}"),
+            false => format!("{host}:{port}"),
+        };
+        Ok(Talk {
+            server,
+            client,
+            ends: [address(&local), address(&port)],
+            gate,
+            dir,
+        })
+    }
+
+    fn tool(&self, d: &Daemon, more: &[&str]) -> Program {
+        Program::new(paths::bin("underpass"), &Place::bare())
+            .arg("--dir")
+            .arg(d.dir())
+            .arg("capture")
+            .args(&self.ends)
+            .args(more)
+    }
+
+    /// Begins a capture, and returns when it sees both directions.
+    fn capture(&self, d: &Daemon) -> Result<(Running, PathBuf)> {
+        let file = self.dir.path().join("lane.pcapng");
+        let name = file.to_str().context("path")?;
+        let tool = self.tool(d, &["-w", name]).spawn()?;
+        until("both directions are captured", PATIENCE, || {
+            tool.stderr().contains("SMCD in both directions")
+        })
+        .with_context(|| tool.stderr())?;
+        Ok((tool, file))
+    }
+
+    fn go(&self) -> Result<()> {
+        Ok(std::fs::write(&self.gate, b"")?)
+    }
+
+    /// The hashes of what client and server say they have sent.
+    fn finish(self) -> Result<Finished> {
+        let said = |out: &str, mark: &str| {
+            let line = out
+                .lines()
+                .find_map(|l| l.strip_prefix(mark).map(str::to_owned));
+            line.with_context(|| format!("no {mark:?} in {out}"))
+        };
+        let c = self.client.wait(LIMIT)?.ok()?;
+        let s = self.server.wait(LIMIT)?.ok()?;
+        Ok(Finished {
+            hashes: [said(&c, "sent ")?, said(&s, "sent ")?],
+            _dir: self.dir,
+        })
+    }
+}
+
+/// What tshark reassembles: the stream of the end with this port, and the other's; gaps are not in them.
+fn followed(file: &Path, first: &str) -> Result<[Vec<u8>; 2]> {
+    let out = tshark(file, &["-q", "-z", "follow,tcp,raw,0"])?;
+    let mut streams: [Vec<u8>; 2] = Default::default();
+    for line in out.lines() {
+        let hex = line.trim_start_matches('\t');
+        if !hex.is_empty() && hex.bytes().all(|b| b.is_ascii_hexdigit()) {
+            let of = &mut streams[usize::from(line.starts_with('\t'))];
+            let byte = |p: &[u8]| u8::from_str_radix(std::str::from_utf8(p).unwrap_or("x"), 16);
+            for pair in hex.as_bytes().chunks(2) {
+                of.push(byte(pair)?);
+            }
+        }
+    }
+    let node = out.lines().find_map(|l| l.strip_prefix("Node 0: "));
+    if !node.context("Node 0")?.ends_with(&format!(":{first}")) {
+        streams.reverse();
+    }
+    Ok(streams)
+}
+
+fn tshark(file: &Path, args: &[&str]) -> Result<String> {
+    let out = Command::new("tshark")
+        .env("HOME", "/nonexistent")
+        .arg("-r")
+        .arg(file)
+        .args(args)
+        .output()
+        .context("tshark")?;
+    ensure!(out.status.success(), "{out:?}");
+    Ok(String::from_utf8(out.stdout)?)
+}
+
+/// A segment, as tshark shows it.
+struct Packet {
+    from: String,
+    seq: u32,
+    bytes: Vec<u8>,
+    comment: String,
+}
+
+fn packets(file: &Path) -> Result<Vec<Packet>> {
+    let fields = "-T fields -o tcp.check_checksum:TRUE -o ip.check_checksum:TRUE -o tcp.relative_sequence_numbers:FALSE \
+                  -e tcp.srcport -e tcp.seq -e tcp.payload -e frame.comment -e tcp.checksum.status -e ip.checksum.status";
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let mut all = Vec::new();
+    for line in tshark(file, &fields)?.lines() {
+        let f: Vec<&str> = line.split('\t').collect();
+        ensure!(f.len() == 6, "{line:.200}");
+        ensure!(
+            f[4] == "1" && matches!(f[5], "1" | ""),
+            "checksums: {} {}",
+            f[4],
+            f[5]
+        );
+        let byte = |p: &[u8]| u8::from_str_radix(std::str::from_utf8(p).unwrap_or("x"), 16);
+        let bytes: Result<Vec<u8>, _> = f[2].as_bytes().chunks(2).map(byte).collect();
+        all.push(Packet {
+            from: f[0].into(),
+            seq: f[1].parse()?,
+            bytes: bytes?,
+            comment: f[3].into(),
+        });
+    }
+    Ok(all)
+}
+
+/// Each byte must be the one that belongs to its sequence number; the numbers of an end begin where those of the first
+/// segment say. Returns how many bytes of this end there are.
+fn compare(all: &[Packet], port: &str, proof: bool) -> Result<u64> {
+    let (mut first, mut n): (Option<u32>, u64) = (None, 0);
+    for p in all.iter().filter(|p| p.from == port) {
+        // Every eight bytes are their place in the stream, divided by eight; the places are multiples of eight only if
+        // a segment begins there, so look for the first whole one.
+        let begin = match first {
+            None => {
+                let at = u64::from_ne_bytes(p.bytes[..8].try_into()?) * 8;
+                let f = p.seq.wrapping_sub(at as u32);
+                ensure!(proof || f == 1, "the numbers of {port} begin with {f}");
+                first = Some(f);
+                at
+            }
+            Some(f) => u64::from(p.seq.wrapping_sub(f)),
+        };
+        for (at, b) in (begin..).zip(&p.bytes) {
+            let right = (at / 8).to_ne_bytes()[(at % 8) as usize];
+            ensure!(right == *b, "byte {at} of {port} is {b:#x}, not {right:#x}");
+        }
+        n += p.bytes.len() as u64;
+    }
+    Ok(n)
+}
+
+fn port_of(address: &str) -> &str {
+    address.rsplit(':').next().unwrap_or_default()
+}
+
+fn has_proof(d: &Daemon) -> Result<bool> {
+    Ok(d.stats()?.proof)
+}
+
+#[test]
+fn tshark_reassembles_what_was_sent() -> Result<()> {
+    let d = Daemon::start()?;
+    let load = Load {
+        rounds: 800,
+        chunk: 4 << 10,
+        reply: 1000,
+        pause_ms: 4,
+    };
+    for host in ["127.0.0.1", "::1"] {
+        let t = Talk::start(&d, host, &load, None)?;
+        let (tool, file) = t.capture(&d)?;
+        t.go()?;
+        let ends = t.ends.clone();
+        let done = t.finish().with_context(|| tool.stderr())?;
+        let said = tool.wait(LIMIT)?;
+        ensure!(said.status.success(), "{said:?}");
+        let whole = said.stderr.contains("no gaps") && said.stderr.contains("has ended");
+        ensure!(whole, "{}", said.stderr);
+        let streams = followed(&file, port_of(&ends[0]))?;
+        // Before these the capture has what was sent while the connection was waiting.
+        let sizes = [800 * (4 << 10), 800 * 1000];
+        for ((stream, size), sent) in streams.iter().zip(sizes).zip(&done.hashes) {
+            let from = stream
+                .len()
+                .checked_sub(size)
+                .context("bytes are missing")?;
+            let seen = format!("{:x}", Sha256::digest(&stream[from..]));
+            ensure!(seen == *sent, "{seen} {sent} {}", said.stderr);
+        }
+        let all = packets(&file)?;
+        ensure!(
+            all[0].comment.contains("Reconstructed"),
+            "{}",
+            all[0].comment
+        );
+        for end in &ends {
+            compare(&all, port_of(end), has_proof(&d)?)?;
+        }
+    }
+    let stats = d.stats()?;
+    ensure!(stats.lane_tx_bytes > 2 * 800 * (4 << 10), "{stats:?}");
+    Ok(())
+}
+
+/// The lane is much faster than anybody can read along.
+#[test]
+fn what_came_too_late_is_missing_and_nothing_else_is_there() -> Result<()> {
+    let d = Daemon::start()?;
+    let load = Load {
+        rounds: 400,
+        chunk: 1 << 20,
+        reply: 0,
+        pause_ms: 0,
+    };
+    let t = Talk::start(&d, "127.0.0.1", &load, None)?;
+    let (tool, file) = t.capture(&d)?;
+    t.go()?;
+    let port = port_of(&t.ends[0]).to_owned();
+    let _done = t.finish().with_context(|| tool.stderr())?;
+    let said = tool.wait(LIMIT)?;
+    let all = packets(&file)?;
+    let seen = compare(&all, &port, has_proof(&d)?)?;
+    ensure!(seen > 1 << 20, "{seen} bytes: {}", said.stderr);
+    let sent: Vec<&Packet> = all.iter().filter(|p| p.from == port).collect();
+    let follows = |w: &&[&Packet]| w[1].seq == w[0].seq.wrapping_add(w[0].bytes.len() as u32);
+    let jumps = sent.windows(2).filter(|w| !follows(w));
+    let marked = all
+        .iter()
+        .filter(|p| p.comment.contains("are missing"))
+        .count();
+    ensure!(jumps.count() == marked, "{marked} marked: {}", said.stderr);
+    ensure!(said.stderr.contains("gap"), "{}", said.stderr);
+    println!("{seen} of {} bytes: {}", 400 << 20, said.stderr);
+    Ok(())
+}
+
+/// Bytes on TCP between two times on the lane are a gap of their length.
+#[test]
+fn what_goes_over_tcp_is_a_gap() -> Result<()> {
+    use underpass_admin::Target;
+    let d = Daemon::start()?;
+    let load = Load {
+        rounds: 600,
+        chunk: 4096,
+        reply: 8,
+        pause_ms: 5,
+    };
+    let t = Talk::start(&d, "127.0.0.1", &load, None)?;
+    let (tool, file) = t.capture(&d)?;
+    t.go()?;
+    let said = |what: &str| until(what, PATIENCE, || tool.stderr().contains(what));
+    std::thread::sleep(Duration::from_millis(300));
+    ensure!(d.down(Target::All)? == 2);
+    said("on TCP")?;
+    std::thread::sleep(Duration::from_millis(300));
+    ensure!(d.up(Target::All)? == 2);
+    until("it is up again", PATIENCE, || {
+        tool.stderr().matches("SMCD in both directions").count() == 2
+    })?;
+    let ends = t.ends.clone();
+    let _done = t.finish()?;
+    let said = tool.wait(LIMIT)?;
+    let all = packets(&file)?;
+    for end in &ends {
+        compare(&all, port_of(end), has_proof(&d)?)?;
+    }
+    let gaps: Vec<&str> = all
+        .iter()
+        .map(|p| p.comment.as_str())
+        .filter(|c| c.contains("missing"))
+        .collect();
+    let tcp = gaps.iter().all(|c| c.contains("they went over TCP"));
+    ensure!(gaps.len() == 2 && tcp, "{gaps:?} {}", said.stderr);
+    Ok(())
+}
+
+/// It takes nothing and is not waited for: the connection goes on, and the daemon keeps little for it.
+#[test]
+fn a_stopped_tool_holds_nobody_up() -> Result<()> {
+    let d = Daemon::start()?;
+    let load = Load {
+        rounds: 1500,
+        chunk: 256 << 10,
+        reply: 8,
+        pause_ms: 1,
+    };
+    let t = Talk::start(&d, "127.0.0.1", &load, None)?;
+    let (tool, file) = t.capture(&d)?;
+    tool.signal(Signal::SIGSTOP)?;
+    let before = memory(d.pid()?)?;
+    t.go()?;
+    let port = port_of(&t.ends[0]).to_owned();
+    let (mut most, mut t) = (0, t);
+    while !t.client.has_ended() {
+        most = most.max(memory(d.pid()?)?);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    tool.signal(Signal::SIGCONT)?;
+    let ended = tool.wait(LIMIT)?;
+    let _done = t.finish()?;
+    ensure!(most < before + (32 << 10), "{before} KiB, then {most} KiB");
+    ensure!(
+        ended.status.success() && ended.stderr.contains("gap"),
+        "{ended:?}"
+    );
+    let all = packets(&file)?;
+    ensure!(compare(&all, &port, has_proof(&d)?)? > 0);
+    Ok(())
+}
+
+/// Resident memory in KiB.
+fn memory(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+    let n = line
+        .and_then(|l| l.split_whitespace().next())
+        .context("VmRSS")?;
+    Ok(n.parse()?)
+}
+
+/// A pipe, a limit of bytes, and one of time.
+#[test]
+fn it_ends_where_it_is_told_to() -> Result<()> {
+    let d = Daemon::start()?;
+    let load = Load {
+        rounds: 2500,
+        chunk: 1000 * 8,
+        reply: 8,
+        pause_ms: 5,
+    };
+    let t = Talk::start(&d, "127.0.0.1", &load, None)?;
+    t.go()?;
+    let file = tempfile::NamedTempFile::new()?;
+    let name = file.path().to_str().context("path")?;
+    let said = t.tool(&d, &["-w", name, "-n", "20001"]).run(LIMIT)?;
+    ensure!(
+        said.status.success() && said.stderr.contains("enough bytes"),
+        "{said:?}"
+    );
+    let n: usize = packets(file.path())?.iter().map(|p| p.bytes.len()).sum();
+    ensure!(n == 20001, "{n}");
+    let said = t.tool(&d, &["-w", name, "--seconds", "1"]).run(LIMIT)?;
+    ensure!(
+        said.status.success() && said.stderr.contains("the time is over"),
+        "{said:?}"
+    );
+    let tool = t.tool(&d, &["-w", name]).spawn()?;
+    until("it captures", PATIENCE, || tool.stderr().contains("SMCD"))?;
+    tool.signal(Signal::SIGINT)?;
+    let said = tool.wait(LIMIT)?;
+    ensure!(
+        said.status.success() && said.stderr.contains("stopped"),
+        "{said:?}"
+    );
+    let inode = d
+        .ss()?
+        .iter()
+        .find(|r| r.state == "ACTIVE")
+        .context("row")?
+        .inode;
+    let line = format!(
+        "{} --dir {} capture --inode {inode} -n 100 | tshark -r - -T fields -e tcp.len",
+        paths::bin("underpass").display(),
+        d.dir().display()
+    );
+    let out = Command::new("sh").arg("-c").arg(line).output()?;
+    let sum: u32 = String::from_utf8(out.stdout)?
+        .lines()
+        .filter_map(|l| l.parse::<u32>().ok())
+        .sum();
+    ensure!(sum == 100, "{sum} {}", String::from_utf8_lossy(&out.stderr));
+    t.finish()?;
+    Ok(())
+}
+
+#[test]
+fn nobody_sees_other_peoples_bytes() -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIPPED: needs root");
+        return Ok(());
+    }
+    let d = Daemon::start()?;
+    std::fs::set_permissions(d.dir(), PermissionsExt::from_mode(0o755))?;
+    let load = Load {
+        rounds: 300,
+        chunk: 800,
+        reply: 8,
+        pause_ms: 20,
+    };
+    let t = Talk::start(&d, "127.0.0.1", &load, Some(12345))?;
+    let roots = Talk::start(&d, "127.0.0.1", &load, None)?;
+    t.go()?;
+    roots.go()?;
+    let file = tempfile::NamedTempFile::new()?;
+    let name = file.path().to_str().context("path")?;
+    let few = ["-w", "-", "-n", "100"];
+    for (uid, may) in [(12345, true), (12346, false)] {
+        let out = t.tool(&d, &few).user(uid).run(LIMIT)?;
+        ensure!(
+            out.status.success() == may,
+            "{uid}: {:?} {}",
+            out.status,
+            out.stderr
+        );
+        ensure!(
+            may || out.stdout.is_empty() && out.stderr.contains("must be yours"),
+            "{}",
+            out.stderr
+        );
+        let out = roots.tool(&d, &few).user(uid).run(LIMIT)?;
+        ensure!(
+            !out.status.success() && out.stdout.is_empty(),
+            "{uid}: {}",
+            out.stderr
+        );
+    }
+    let out = t.tool(&d, &["-w", name, "-n", "100"]).run(LIMIT)?;
+    ensure!(out.status.success(), "root: {out:?}");
+    Ok(())
+}
