@@ -190,7 +190,7 @@ impl Finding {
     }
 
     /// The mode that the connection has now.
-    fn now(&self) -> String {
+    pub fn now(&self) -> String {
         match &self.here.row {
             // A lane that only one end has taken moves no bytes yet.
             Some(r) if !r.mode.is_empty() && self.here.promoted() == self.promoted() => {

@@ -1,0 +1,150 @@
+//! What the standard library has not, or has only with functions that musl lacks: names of hosts, the kernel's count
+//! of a socket's bytes, a limit on this process's life.
+
+use std::ffi::CString;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Gives this process the name that others see: it was started by its dynamic linker, and would have that one's.
+pub fn named() {
+    // SAFETY: the name is a string that ends with NUL; the kernel copies at most 16 bytes of it.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"underpass-probe".as_ptr()) };
+}
+
+/// Ends this process (SIGALRM) unless it is called again within this time.
+pub fn live_for(seconds: u32) {
+    // SAFETY: sets a timer of the kernel; no memory is passed.
+    unsafe { libc::alarm(seconds) };
+}
+
+/// Waits until something can be read, for at most this long. False: time is up.
+pub fn readable(fd: BorrowedFd, wait_ms: i32) -> bool {
+    let mut p = libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    loop {
+        // SAFETY: `p` is one entry, and lives during the call.
+        let n = unsafe { libc::poll(&raw mut p, 1, wait_ms) };
+        if n >= 0 || io::Error::last_os_error().kind() != ErrorKind::Interrupted {
+            return n != 0;
+        }
+    }
+}
+
+/// Bytes that the kernel's TCP has carried on this connection, both ways: those sent and acknowledged, and those
+/// received. `None`: it does not say.
+pub fn kernel_bytes(s: &TcpStream) -> Option<u64> {
+    /// `tcpi_bytes_acked` and `tcpi_bytes_received` of `struct tcp_info`, in words of 8 bytes.
+    const ACKED: usize = 15;
+    const RECEIVED: usize = 16;
+    let mut info = [0u64; RECEIVED + 1];
+    let mut len = libc::socklen_t::try_from(size_of_val(&info)).ok()?;
+    // SAFETY: the kernel writes at most `len` bytes to `info`, all of whose values are valid.
+    let done = unsafe {
+        libc::getsockopt(
+            s.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    let whole = usize::try_from(len).ok()? == size_of_val(&info);
+    (done == 0 && whole).then(|| info[ACKED].wrapping_add(info[RECEIVED]))
+}
+
+/// Connects to the first address of the name that answers.
+pub fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
+    for ip in addresses(host)? {
+        match TcpStream::connect_timeout(&SocketAddr::new(ip, port), CONNECT_PATIENCE) {
+            Ok(s) => return Ok(s),
+            Err(e) => last = e,
+        }
+    }
+    Err(last)
+}
+
+/// (Of an address with a scope, the scope is lost: no lane has one.)
+fn addresses(host: &str) -> io::Result<Vec<IpAddr>> {
+    if let Ok(ip) = host.parse() {
+        return Ok(vec![ip]);
+    }
+    let name = CString::new(host)?;
+    // SAFETY: all fields of this struct may be zero; null pointers mean that nothing is asked for.
+    let mut hints: libc::addrinfo = unsafe { std::mem::zeroed() };
+    hints.ai_socktype = libc::SOCK_STREAM;
+    let mut list = std::ptr::null_mut();
+    // SAFETY: the name ends with NUL, and all pointers are valid during the call.
+    let code = unsafe {
+        libc::getaddrinfo(
+            name.as_ptr(),
+            std::ptr::null(),
+            &raw const hints,
+            &raw mut list,
+        )
+    };
+    if code != 0 {
+        return Err(io::Error::other(format!(
+            "the name cannot be resolved (getaddrinfo: {code})"
+        )));
+    }
+    let mut found = Vec::new();
+    let mut at = list;
+    while !at.is_null() {
+        // SAFETY: `at` is an entry of the list, which is freed below only.
+        let entry = unsafe { &*at };
+        match entry.ai_family {
+            libc::AF_INET => {
+                // SAFETY: an entry of this family has an address of this type.
+                let a = unsafe { *entry.ai_addr.cast::<libc::sockaddr_in>() };
+                found.push(Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr)).into());
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above.
+                let a = unsafe { *entry.ai_addr.cast::<libc::sockaddr_in6>() };
+                found.push(Ipv6Addr::from(a.sin6_addr.s6_addr).into());
+            }
+            _ => {}
+        }
+        at = entry.ai_next;
+    }
+    // SAFETY: it came from `getaddrinfo`, and nothing refers to it any more.
+    unsafe { libc::freeaddrinfo(list) };
+    Ok(found)
+}
+
+/// The addresses of both ends as the daemon writes them.
+pub fn ends(s: &TcpStream) -> io::Result<(SocketAddr, SocketAddr)> {
+    let canonical = |a: SocketAddr| SocketAddr::new(a.ip().to_canonical(), a.port());
+    Ok((canonical(s.local_addr()?), canonical(s.peer_addr()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn names_addresses_and_counts() {
+        let l = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = l.local_addr().unwrap().port();
+        assert!(connect("no name has spaces", port).is_err());
+        let mut a = connect("localhost", port).unwrap();
+        let (mut b, _) = l.accept().unwrap();
+        assert_eq!(ends(&a).unwrap().1.port(), port);
+        assert!(!readable(a.as_fd(), 0));
+        let before = kernel_bytes(&a).unwrap();
+        b.write_all(&[1; 1000]).unwrap();
+        a.read_exact(&mut [0; 1000]).unwrap();
+        assert_eq!(kernel_bytes(&a).unwrap(), before + 1000);
+    }
+}
