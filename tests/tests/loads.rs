@@ -4,17 +4,26 @@
 //! this is checked on the very file that `make build` installs.
 
 use anyhow::{ensure, Context, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use underpass_tests::harness::{paths, Daemon, Place, Program};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// What a container's programs load, and the probe that the tool for containers carries.
+fn both() -> [PathBuf; 2] {
+    [paths::shim(), paths::shim().with_file_name("underpass-probe")]
+}
+
 fn tool(name: &str, args: &[&str]) -> Result<String> {
+    tool_on(name, args, &paths::shim())
+}
+
+fn tool_on(name: &str, args: &[&str], file: &Path) -> Result<String> {
     let out = Command::new(name)
         .args(args)
-        .arg(paths::shim())
+        .arg(file)
         .output()
         .with_context(|| name.to_string())?;
     ensure!(
@@ -41,20 +50,68 @@ fn needs_only_the_c_library() -> Result<()> {
     Ok(())
 }
 
+/// Of the probe, that it needs no more than musl answers to: its parts of glibc have always been there with libc.so.6's
+/// package.
+#[test]
+fn the_probe_needs_only_the_c_library() -> Result<()> {
+    let [_, probe] = both();
+    let text = tool_on("readelf", &["-Wd"], &probe)?;
+    let of_glibc = ["libc.so.6", "libpthread.so.0", "libdl.so.2"];
+    let needed = text.lines().filter(|l| l.contains("(NEEDED)"));
+    for l in needed {
+        let name = l.split(['[', ']']).nth(1).unwrap_or_default();
+        ensure!(of_glibc.contains(&name), "needs {name}");
+    }
+    Ok(())
+}
+
+/// It is started as the tool for containers starts it.
+#[test]
+fn the_probe_runs_under_musl_and_an_old_glibc() -> Result<()> {
+    let [shim, probe] = both();
+    let old = paths::target().join(OLD);
+    let d = Daemon::start()?;
+    let redis = underpass_tests::harness::redis::Redis::start(&d.place())?;
+    let under_old = vec![
+        old.join("ld-2.31.so"),
+        "--inhibit-cache".into(),
+        "--library-path".into(),
+        old,
+    ];
+    for loader in [vec!["/lib/ld-musl-x86_64.so.1".into()], under_old] {
+        let before = d.stats()?.promoted;
+        // (What it is preloaded with is not what this test is preloaded with.)
+        let program = Program::new(&loader[0], &Place::shim(d.dir()).eager())
+            .args(&loader[1..])
+            .arg(&probe)
+            .args(["idle", "127.0.0.1", &redis.port.to_string()])
+            .env("LD_PRELOAD", shim.as_os_str());
+        let out = program.run(LIMIT)?;
+        ensure!(
+            out.stdout.starts_with("connected 127.0.0.1:") && out.stderr.is_empty(),
+            "{loader:?}: {out:?}"
+        );
+        ensure!(d.stats()?.promoted >= before, "{}", d.picture());
+    }
+    Ok(())
+}
+
 #[test]
 fn needs_no_newer_glibc_than_2_17() -> Result<()> {
-    let text = tool("objdump", &["-T"])?;
-    let versions = text
-        .split(['(', ')', ' '])
-        .filter_map(|w| w.strip_prefix("GLIBC_"));
-    let mut seen = 0;
-    for v in versions {
-        let parts: Vec<u32> = v.split('.').map_while(|n| n.parse().ok()).collect();
-        ensure!(parts.as_slice() <= [2, 17].as_slice(), "needs GLIBC_{v}");
-        seen += 1;
+    for file in both() {
+        let text = tool_on("objdump", &["-T"], &file)?;
+        let versions = text
+            .split(['(', ')', ' '])
+            .filter_map(|w| w.strip_prefix("GLIBC_"));
+        let mut seen = 0;
+        for v in versions {
+            let parts: Vec<u32> = v.split('.').map_while(|n| n.parse().ok()).collect();
+            ensure!(parts.as_slice() <= [2, 17].as_slice(), "needs GLIBC_{v}");
+            seen += 1;
+        }
+        ensure!(seen > 0, "no versions found");
+        ensure!(!text.contains("GCC_"), "needs libgcc_s");
     }
-    ensure!(seen > 0, "no versions found");
-    ensure!(!text.contains("GCC_"), "needs libgcc_s");
     Ok(())
 }
 
