@@ -7,13 +7,16 @@ use anyhow::{ensure, Context, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use underpass_tests::harness::{paths, Daemon, Place, Program};
+use underpass_tests::harness::{paths, until, Daemon, Place, Program};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// What a container's programs load, and the probe that the tool for containers carries.
 fn both() -> [PathBuf; 2] {
-    [paths::shim(), paths::shim().with_file_name("underpass-probe")]
+    [
+        paths::shim(),
+        paths::shim().with_file_name("underpass-probe"),
+    ]
 }
 
 fn tool(name: &str, args: &[&str]) -> Result<String> {
@@ -36,62 +39,66 @@ fn tool_on(name: &str, args: &[&str], file: &Path) -> Result<String> {
 
 #[test]
 fn needs_only_the_c_library() -> Result<()> {
-    let text = tool("readelf", &["-Wd"])?;
-    let needed: Vec<&str> = text
-        .lines()
-        .filter(|l| l.contains("(NEEDED)"))
-        .filter_map(|l| l.split(['[', ']']).nth(1))
-        .collect();
-    ensure!(!needed.is_empty(), "no dependencies at all?\n{text}");
-    for n in needed {
-        // musl's libc answers to this name. An image need not have the other parts of glibc.
-        ensure!(n == "libc.so.6", "needs {n}");
+    for file in both() {
+        let text = tool_on("readelf", &["-Wd"], &file)?;
+        let needed: Vec<&str> = text
+            .lines()
+            .filter(|l| l.contains("(NEEDED)"))
+            .filter_map(|l| l.split(['[', ']']).nth(1))
+            .collect();
+        ensure!(!needed.is_empty(), "no dependencies at all?\n{text}");
+        for n in needed {
+            // musl's libc answers to this name. An image need not have the other parts of glibc.
+            ensure!(n == "libc.so.6", "{}: needs {n}", file.display());
+        }
     }
     Ok(())
 }
 
-/// Of the probe, that it needs no more than musl answers to: its parts of glibc have always been there with libc.so.6's
-/// package.
-#[test]
-fn the_probe_needs_only_the_c_library() -> Result<()> {
-    let [_, probe] = both();
-    let text = tool_on("readelf", &["-Wd"], &probe)?;
-    let of_glibc = ["libc.so.6", "libpthread.so.0", "libdl.so.2"];
-    let needed = text.lines().filter(|l| l.contains("(NEEDED)"));
-    for l in needed {
-        let name = l.split(['[', ']']).nth(1).unwrap_or_default();
-        ensure!(of_glibc.contains(&name), "needs {name}");
-    }
-    Ok(())
-}
-
-/// It is started as the tool for containers starts it.
+/// It is started as the tool for containers starts it, and has a lane.
 #[test]
 fn the_probe_runs_under_musl_and_an_old_glibc() -> Result<()> {
-    let [shim, probe] = both();
+    let [_, probe] = both();
     let old = paths::target().join(OLD);
+    // An image need not have more of it.
+    let alone = tempfile::tempdir()?;
+    std::fs::copy(old.join("libc.so.6"), alone.path().join("libc.so.6"))?;
     let d = Daemon::start()?;
-    let redis = underpass_tests::harness::redis::Redis::start(&d.place())?;
+    let mut server = Program::new(paths::bin("underpass"), &Place::bare())
+        .words("check --serve 127.0.0.1:0 --dir")
+        .arg(d.dir())
+        .env("UNDERPASS_LIB", paths::shim())
+        .spawn()?;
+    let port = server.line("listening on 127.0.0.1:", LIMIT)?;
     let under_old = vec![
         old.join("ld-2.31.so"),
         "--inhibit-cache".into(),
         "--library-path".into(),
-        old,
+        alone.path().to_owned(),
     ];
     for loader in [vec!["/lib/ld-musl-x86_64.so.1".into()], under_old] {
-        let before = d.stats()?.promoted;
-        // (What it is preloaded with is not what this test is preloaded with.)
-        let program = Program::new(&loader[0], &Place::shim(d.dir()).eager())
-            .args(&loader[1..])
-            .arg(&probe)
-            .args(["idle", "127.0.0.1", &redis.port.to_string()])
-            .env("LD_PRELOAD", shim.as_os_str());
-        let out = program.run(LIMIT)?;
-        ensure!(
-            out.stdout.starts_with("connected 127.0.0.1:") && out.stderr.is_empty(),
-            "{loader:?}: {out:?}"
-        );
-        ensure!(d.stats()?.promoted >= before, "{}", d.picture());
+        // Of the bytes of a test, how many has the kernel's TCP carried? The first tests promote the connection.
+        let on_lane = || -> Result<bool> {
+            let said = Program::new(&loader[0], &d.eager())
+                .args(&loader[1..])
+                .arg(&probe)
+                .args(["measure", "localhost", &port, "lane"])
+                .stdin(b"ping 500\nup 50 65536\ndown 50 65536\nup 50 65536\n")
+                .check(LIMIT)
+                .with_context(|| format!("{loader:?}"))?;
+            let words = said.lines().last().unwrap_or_default().split(' ');
+            let numbers: Vec<u64> = words.filter_map(|w| w.parse().ok()).collect();
+            ensure!(numbers.len() == 4, "{said}");
+            Ok(numbers[3] < numbers[2] / 50)
+        };
+        let mut seen = on_lane();
+        until("the probe has a lane", LIMIT, || {
+            if matches!(seen, Ok(false)) {
+                seen = on_lane();
+            }
+            !matches!(seen, Ok(false))
+        })?;
+        seen?;
     }
     Ok(())
 }

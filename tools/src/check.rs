@@ -8,7 +8,7 @@
 
 mod measure;
 mod peer;
-mod probe;
+pub mod probe;
 mod report;
 mod serve;
 
@@ -107,7 +107,7 @@ fn watch(
         // The search is expensive, so it is done only when the daemon reports nothing new.
         if time_up || same % LOOK == FINAL {
             let mut now = now.clone();
-            if now.there.row.is_none() && now.across.is_none() {
+            if now.there.row.is_none() && now.across.is_none() && !now.one_sided {
                 let told = now.here.row.as_ref().map_or(0, |r| r.peer_reason);
                 now.there = End::seen(peer::look(&c.local, &c.peer), told);
             }
@@ -134,7 +134,7 @@ fn ask(c: &Connection, dir: &Path) -> Finding {
             ..
         }) => (local, peer, across),
         Ok(other) => return alone(c, client::unexpected(&other)),
-        Err(f) => return alone(c, f),
+        Err(f) => return own_row(c, dir).unwrap_or_else(|| alone(c, f)),
     };
     let told = here.as_ref().map_or(0, |r| r.peer_reason);
     Finding {
@@ -148,6 +148,24 @@ fn ask(c: &Connection, dir: &Path) -> Finding {
         across,
         ..Finding::default()
     }
+}
+
+/// Containers are shown their own connections, and nothing else is answered there. `None`: not even that.
+fn own_row(c: &Connection, dir: &Path) -> Option<Finding> {
+    let Ok(Response::Ss { rows }) = client::ask_in(dir, &Request::Ss) else {
+        return None;
+    };
+    let mut rows = rows.into_iter();
+    let here = rows.find(|r| r.local == c.local && r.peer == c.peer);
+    let told = here.as_ref().map_or(0, |r| r.peer_reason);
+    Some(Finding {
+        local: c.local.clone(),
+        peer: c.peer.clone(),
+        here: End::here(here),
+        there: End::hidden(told),
+        one_sided: true,
+        ..Finding::default()
+    })
 }
 
 /// The finding if no daemon can be asked.

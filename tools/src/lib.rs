@@ -92,7 +92,7 @@ fn run_command(top: Option<Top>, probe: Option<&'static [u8]>) -> ExitCode {
             program,
             runtime_dir,
         } => start::detach(&program, &runtime_dir).map(|()| ExitCode::SUCCESS),
-        Command::Probe { args } => Ok(underpass_probe::run(args.into_iter())),
+        Command::Probe { args } => Ok(check::probe::be(&args)),
     };
     ended(outcome)
 }

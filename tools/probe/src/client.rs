@@ -4,11 +4,10 @@
 
 use crate::trial::{self, Shown};
 use crate::wire::{self, Answer, Path, Request, Test, LENGTH};
-use crate::{failed, say, sock};
+use crate::{failed, say, sock, SUCCESS};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// Time for the server's greeting.
@@ -16,14 +15,13 @@ const GREETING_MS: u64 = 10_000;
 /// Seconds beyond the time of a test after which the server is taken for gone.
 const PATIENCE_S: u32 = 20;
 
-pub fn run(host: &str, port: u16, path: Path) -> ExitCode {
+pub fn run(host: &str, port: u16, path: Path) -> i32 {
     let (mut s, local, peer) = match open(host, port, path) {
         Ok(o) => o,
         Err(why) => return failed(why),
     };
     say(format_args!("connected {local} {peer}"));
-    for line in io::stdin().lines() {
-        let Ok(line) = line else { break };
+    while let Some(line) = sock::line() {
         let Some(request) = parse(&line) else {
             return failed(format_args!("no such test: {line}"));
         };
@@ -51,7 +49,7 @@ pub fn run(host: &str, port: u16, path: Path) -> ExitCode {
             Shown::Bytes { bytes, ns } => say(format_args!("bytes {bytes} {ns} {moved} {kernel}")),
         }
     }
-    ExitCode::SUCCESS
+    SUCCESS
 }
 
 fn open(host: &str, port: u16, path: Path) -> Result<(TcpStream, SocketAddr, SocketAddr), String> {

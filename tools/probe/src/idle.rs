@@ -3,11 +3,10 @@
 //! It sends nothing: its writes have length zero, which TCP does not carry. It reads and drops what the service sends
 //! by itself, because a connection with unread bytes cannot be promoted, and would be reset when it is closed.
 
-use crate::{failed, say, sock};
-use std::io::{self, ErrorKind, Read, Write};
+use crate::{failed, say, sock, SUCCESS};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// Time that the service may take to close after we did.
@@ -16,7 +15,7 @@ const LEAVE_PATIENCE: Duration = Duration::from_millis(500);
 const STEP_MS: i32 = 20;
 
 /// Connects, and makes calls on the socket until standard input ends.
-pub fn run(host: &str, port: u16) -> ExitCode {
+pub fn run(host: &str, port: u16) -> i32 {
     let opened = sock::connect(host, port).and_then(|s| Ok((sock::ends(&s)?, s)));
     let ((local, peer), mut stream) = match opened {
         Ok(o) => o,
@@ -24,7 +23,6 @@ pub fn run(host: &str, port: u16) -> ExitCode {
     };
     say(format_args!("connected {local} {peer}"));
     let mut open = stream.set_nonblocking(true).is_ok();
-    let stdin = io::stdin();
     let mut buffer = [0; 4096];
     loop {
         let mut wait = STEP_MS;
@@ -40,14 +38,14 @@ pub fn run(host: &str, port: u16) -> ExitCode {
             }
         }
         // The other side of this pipe never writes: anything but a time-out means its end.
-        if sock::readable(stdin.as_fd(), wait) {
+        if sock::readable(sock::input(), wait) {
             break;
         }
     }
     if open {
         leave(&stream);
     }
-    ExitCode::SUCCESS
+    SUCCESS
 }
 
 /// Closes in order: shuts down sending, then reads the service's last bytes for a while. Closing with bytes unread

@@ -21,6 +21,49 @@ pub fn live_for(seconds: u32) {
     unsafe { libc::alarm(seconds) };
 }
 
+/// Writes to standard output. Errors are ignored.
+pub fn print(text: &str) {
+    let mut left = text.as_bytes();
+    while !left.is_empty() {
+        // SAFETY: reads so many bytes of a slice that has them.
+        let n = unsafe { libc::write(libc::STDOUT_FILENO, left.as_ptr().cast(), left.len()) };
+        match usize::try_from(n) {
+            Ok(n) if n > 0 => left = &left[n.min(left.len())..],
+            _ if interrupted() => {}
+            _ => return,
+        }
+    }
+}
+
+/// The next line of standard input, if there is one; of a longer one, what fits.
+pub fn line() -> Option<String> {
+    const LONGEST: usize = 256;
+    let mut line = Vec::new();
+    loop {
+        let mut byte = 0u8;
+        // SAFETY: writes at most one byte to one that is there.
+        let n = unsafe { libc::read(libc::STDIN_FILENO, (&raw mut byte).cast(), 1) };
+        match n {
+            1 if byte == b'\n' => return String::from_utf8(line).ok(),
+            1 if line.len() < LONGEST => line.push(byte),
+            1 => {}
+            -1 if interrupted() => {}
+            _ => return None,
+        }
+    }
+}
+
+fn interrupted() -> bool {
+    io::Error::last_os_error().kind() == ErrorKind::Interrupted
+}
+
+/// Standard input, to wait for.
+pub fn input() -> BorrowedFd<'static> {
+    // SAFETY: the descriptor stays open as long as the process lives: nothing here closes it, except a server, whose
+    // connection it is, and which does not call this.
+    unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) }
+}
+
 /// Waits until something can be read, for at most this long. False: time is up.
 pub fn readable(fd: BorrowedFd, wait_ms: i32) -> bool {
     let mut p = libc::pollfd {
@@ -31,7 +74,7 @@ pub fn readable(fd: BorrowedFd, wait_ms: i32) -> bool {
     loop {
         // SAFETY: `p` is one entry, and lives during the call.
         let n = unsafe { libc::poll(&raw mut p, 1, wait_ms) };
-        if n >= 0 || io::Error::last_os_error().kind() != ErrorKind::Interrupted {
+        if n >= 0 || !interrupted() {
             return n != 0;
         }
     }

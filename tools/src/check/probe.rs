@@ -8,11 +8,12 @@ use crate::out::{clean, Failure};
 use crate::verify::elf;
 use crate::{run, shimlib};
 use rustix::fs::{memfd_create, MemfdFlags};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 
 /// Programs whose dynamic linker is taken: the container's first one, and those that most images have.
 const PROGRAMS: [&str; 3] = ["/proc/1/exe", "/bin/sh", "/bin/busybox"];
@@ -98,6 +99,13 @@ impl Probes {
         }
         Ok(c)
     }
+}
+
+/// This process is the probe.
+pub fn be(args: &[OsString]) -> ExitCode {
+    let args: Vec<&str> = args.iter().filter_map(|a| a.to_str()).collect();
+    let status = underpass_probe::run(&args);
+    ExitCode::from(u8::try_from(status).unwrap_or(1))
 }
 
 /// What the probe says, one a line.

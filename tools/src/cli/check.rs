@@ -83,7 +83,7 @@ pub struct Check {
     #[arg(long, value_name = "[ADDRESS:]PORT", conflicts_with_all = ["host", "port", "wait", "pid", "measure", "json"], value_parser = serve)]
     pub serve: Option<Serve>,
     /// With --serve: end after one measurement
-    #[arg(long, requires = "serve")]
+    #[arg(long, requires = "serve", conflicts_with = "host")]
     pub once: bool,
     /// Look at this process and its descendants instead
     #[arg(long, value_name = "PID", conflicts_with_all = ["host", "port", "wait", "measure"])]

@@ -22,6 +22,23 @@ const STATIC: &str = "underpass-static";
 const PROBE: &str = "underpass-probe";
 const PROBE_ENV: &str = "UNDERPASS_PROBE";
 
+/// What the standard library and the unwinder in it call of other parts of glibc than `libc.so.6`, up to 2.33: after a
+/// panic, and for ends of threads where glibc is older than 2.18.
+const PROBE_WANTS: &[(&str, &[&str])] = &[
+    ("libdl.so.2", &["dlsym", "dladdr"]),
+    (
+        "libpthread.so.0",
+        &[
+            "pthread_key_create",
+            "pthread_key_delete",
+            "pthread_setspecific",
+            "pthread_rwlock_rdlock",
+            "pthread_rwlock_wrlock",
+            "pthread_rwlock_unlock",
+        ],
+    ),
+];
+
 /// What one build covers, always the same: another set has other features, and compiles anew.
 const PROGRAMS: &str = "build --release -p underpassd -p underpass -p underpass-benches";
 
@@ -65,22 +82,24 @@ fn for_images(tree: &Tree, out: &Path) -> Result<(), String> {
     );
     run(&mut zig)?;
     let built = tree.target.join(SHIM_TARGET).join("release");
-    // musl has no dynamic linker of that name; glibc's is always there, listed or not.
-    let unlist = |file: &Path, library: &str| {
-        let file = file.to_string_lossy();
-        run(&mut tree.command("patchelf", &["--remove-needed", library, &file]))
+    let weak = |name: &str, libraries: &[(&str, &[&str])]| {
+        put(&built.join(name), &out.join("lib").join(name), |tmp| {
+            // A missing dependency of a preload kills every program. musl has no dynamic linker of that name; glibc's
+            // is always there, listed or not. What is wanted of the others is weak.
+            let unlist = |library: &str| {
+                let file = tmp.to_string_lossy();
+                run(&mut tree.command("patchelf", &["--remove-needed", library, &file]))
+            };
+            unlist("ld-linux-x86-64.so.2")?;
+            for (library, symbols) in libraries {
+                unlist(library)?;
+                elf::make_weak(tmp, symbols, library)?;
+            }
+            Ok(())
+        })
     };
-    put(&built.join(PROBE), &out.join("lib").join(PROBE), |tmp| {
-        unlist(tmp, "ld-linux-x86-64.so.2")
-    })?;
-    let shim = "libunderpass.so";
-    put(&built.join(shim), &out.join("lib").join(shim), |tmp| {
-        // A missing dependency of a preload kills every program. What is wanted of libdl.so.2 is weak.
-        for library in ["ld-linux-x86-64.so.2", "libdl.so.2"] {
-            unlist(tmp, library)?;
-        }
-        elf::make_weak(tmp, "dlsym", "libdl.so.2")
-    })
+    weak(PROBE, PROBE_WANTS)?;
+    weak("libunderpass.so", &[("libdl.so.2", &["dlsym"])])
 }
 
 /// Copies `from` beside `to`, lets `change` work on the copy, and renames it over `to`.
