@@ -34,7 +34,7 @@ const STEP: Duration = Duration::from_millis(50);
 const FINAL: u32 = 4;
 /// Number of questions between two searches for the other end's process.
 const LOOK: u32 = 10;
-/// Seconds to wait for the promotion. A measurement's other end comes from another process: that takes longer.
+/// Seconds to wait for the promotion. A measurement is worth more patience.
 const WAIT_S: u64 = 2;
 const MEASURE_WAIT_S: u64 = 10;
 
@@ -54,7 +54,7 @@ pub fn run(dir: Option<PathBuf>, o: &cli::Check, carried: Option<&[u8]>) -> Outc
     places.check_owner(&dir).map_err(|e| failed(e.into()))?;
     let probes = Probes::new(lib, dir, carried).map_err(failed)?;
     if let Some(at) = o.serve {
-        return serve::run(at, o.once, probes).map_err(failed);
+        return serve::run(at, o.once, &probes).map_err(failed);
     }
     let to = match (&o.host, o.port) {
         (Some(host), Some(port)) => (host.as_str(), port),

@@ -64,6 +64,55 @@ pub fn input() -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) }
 }
 
+/// Starts this program again, with this connection as its standard input, `last` as its last argument, and without the
+/// shim. Returns only if that fails.
+pub fn again_without_shim(s: &TcpStream, last: &str) {
+    let words = |file: &str| -> Vec<Vec<u8>> {
+        let text = std::fs::read(file).unwrap_or_default();
+        let text = text.strip_suffix(&[0]).unwrap_or(&text);
+        text.split(|b| *b == 0).map(<[u8]>::to_vec).collect()
+    };
+    let mut args = words("/proc/self/cmdline");
+    args.pop();
+    args.push(last.into());
+    let mut env = words("/proc/self/environ");
+    env.retain(|v| !v.starts_with(b"UNDERPASS="));
+    env.push(b"UNDERPASS=off".to_vec());
+    env.iter_mut().for_each(leave_out_shim);
+    let strings = |all: Vec<Vec<u8>>| -> Vec<CString> {
+        all.into_iter()
+            .filter_map(|w| CString::new(w).ok())
+            .collect()
+    };
+    let (args, env) = (strings(args), strings(env));
+    let pointers = |all: &[CString]| -> Vec<*const libc::c_char> {
+        let all = all.iter().map(|w| w.as_ptr());
+        all.chain([std::ptr::null()]).collect()
+    };
+    let (args_at, env_at) = (pointers(&args), pointers(&env));
+    // SAFETY: both lists end with a null pointer, and their strings live in `args` and `env`. This process has one thread,
+    // and uses nothing of what was at standard input.
+    unsafe {
+        if libc::dup2(s.as_raw_fd(), libc::STDIN_FILENO) >= 0 {
+            libc::execve(
+                c"/proc/self/exe".as_ptr(),
+                args_at.as_ptr(),
+                env_at.as_ptr(),
+            );
+        }
+    }
+}
+
+/// Takes the shim out of a variable that is `LD_PRELOAD`. (Without it, not even its hooks are in the way.)
+fn leave_out_shim(variable: &mut Vec<u8>) {
+    const NAME: &[u8] = b"LD_PRELOAD=";
+    if let Some(value) = variable.strip_prefix(NAME) {
+        let kept = value.split(|b| b" :\t".contains(b));
+        let kept: Vec<&[u8]> = kept.filter(|e| !e.ends_with(b"/libunderpass.so")).collect();
+        *variable = [NAME, &kept.join(&b':')].concat();
+    }
+}
+
 /// Waits until something can be read, for at most this long. False: time is up.
 pub fn readable(fd: BorrowedFd, wait_ms: i32) -> bool {
     let mut p = libc::pollfd {
@@ -175,6 +224,19 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::TcpListener;
     use std::os::fd::AsFd;
+
+    #[test]
+    fn the_shim_is_left_out_and_nothing_else() {
+        for (old, new) in [
+            ("LD_PRELOAD=/a.so:/x/libunderpass.so", "LD_PRELOAD=/a.so"),
+            ("LD_PRELOAD=/x/libunderpass.so /b.so", "LD_PRELOAD=/b.so"),
+            ("PATH=/x/libunderpass.so", "PATH=/x/libunderpass.so"),
+        ] {
+            let mut v = old.as_bytes().to_vec();
+            leave_out_shim(&mut v);
+            assert_eq!(v, new.as_bytes());
+        }
+    }
 
     #[test]
     fn names_addresses_and_counts() {

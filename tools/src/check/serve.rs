@@ -1,29 +1,29 @@
 //! `underpass check --serve`: the other end of `--measure`.
 //!
-//! This process accepts connections and reads the first 16 bytes of each, which say whether the connection is to be on
-//! TCP or on a lane. A probe that is started with the connection as its standard input, as a program of inetd, does the
-//! rest: without the shim or under it. So there is one port, and the end on TCP has no hook in its way.
+//! This process listens, and starts a probe under the shim for each client that knocks. The probe accepts the connection
+//! and reads its first 16 bytes, which say whether it is to be on TCP or on a lane. So there is one port; a probe that has
+//! accepted for a lane is the only holder of that connection; and one for TCP does without the shim.
 
 use super::probe::Probes;
 use crate::cli::Serve;
 use crate::out::{self, Failure, Outcome};
 use crate::shimlib;
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use rustix::event::{poll, PollFd, PollFlags};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, TcpListener};
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
-use underpass_probe::wire::{self, Answer, Message, Path, LENGTH};
+use std::process::{Child, Stdio};
+use std::sync::{mpsc, Arc, Mutex, PoisonError};
+use std::time::Duration;
+use underpass_probe::wire::{self, Answer, LENGTH};
 
 /// Connections at a time, those among them whose greeting is still to come.
 const CLIENTS_MAX: usize = 16;
-/// Time for a greeting.
-const GREETING: Duration = Duration::from_secs(5);
+/// Time for a probe to start and accept.
+const START: Duration = Duration::from_secs(10);
 /// Time for one that is sent away to have sent its greeting: with bytes unread, it would see a reset.
 const GOODBYE: Duration = Duration::from_millis(200);
-/// Pause after an accept that failed (no descriptors).
+/// Pause after an error of the system's (no descriptors, no processes).
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Which connections there are.
@@ -40,66 +40,76 @@ fn lock(c: &Shared) -> std::sync::MutexGuard<'_, Clients> {
     c.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub fn run(at: Serve, once: bool, probes: Probes) -> Outcome {
-    without_shim()?;
+pub fn run(at: Serve, once: bool, probes: &Probes) -> Outcome {
     if let (None, Err(f)) = (&probes.lib, shimlib::find()) {
         out::complain(format_args!("no lanes, TCP only: {}", f.message));
     }
     let listener = bind(at)?;
     let here = listener.local_addr().map_err(Failure::new)?;
+    // (Probes share this: one whose client has gone does not wait for the next.)
+    listener.set_nonblocking(true).map_err(Failure::new)?;
     out::print(&format!("listening on {here}\n"))?;
-    let probes = Arc::new(probes);
     let clients = Shared::default();
     loop {
-        let (stream, from) = match listener.accept() {
-            Ok(s) => s,
-            Err(_) => {
+        if poll(&mut [PollFd::new(&listener, PollFlags::IN)], None).is_err() {
+            continue; // a signal
+        }
+        if lock(&clients).now == CLIENTS_MAX {
+            turn_away(&listener);
+            continue;
+        }
+        lock(&clients).now += 1;
+        let (accepted, told) = mpsc::channel();
+        match probe(&listener, probes) {
+            Ok(child) => {
+                let clients = clients.clone();
+                std::thread::spawn(move || attend(child, &accepted, &clients, once));
+            }
+            Err(f) => {
+                lock(&clients).now -= 1;
+                out::complain(f.message);
                 std::thread::sleep(PAUSE);
                 continue;
             }
-        };
-        {
-            let mut c = lock(&clients);
-            if c.now == CLIENTS_MAX {
-                drop(c);
-                turn_away(stream);
-                continue;
-            }
-            c.now += 1;
         }
-        let (probes, shared) = (probes.clone(), clients.clone());
-        let started = std::thread::Builder::new().spawn(move || {
-            let served = serve(stream, from, &probes);
-            let mut c = lock(&shared);
-            c.now -= 1;
-            c.served |= served;
-            // (A client keeps both of its connections until it has measured.)
-            if once && c.served && c.now == 0 {
-                std::process::exit(0);
-            }
-        });
-        if started.is_err() {
-            lock(&clients).now -= 1;
+        // Until it has accepted, the client that knocked is still there.
+        if told.recv_timeout(START).is_err() {
+            drop(listener.accept());
         }
     }
 }
 
-/// Connections that the shim had accepted would be handed on by it: this program does without.
-fn without_shim() -> Result<(), Failure> {
-    let preload = std::env::var_os("LD_PRELOAD");
-    let off = std::env::var_os("UNDERPASS").is_some_and(|v| v == "off");
-    if off || shimlib::without(preload.as_deref()) == preload {
-        return Ok(());
+fn probe(listener: &TcpListener, probes: &Probes) -> Result<Child, Failure> {
+    let stdin = listener.try_clone().map_err(Failure::new)?;
+    let mut command = probes.command(&["serve"], true)?;
+    command
+        .stdin(Stdio::from(OwnedFd::from(stdin)))
+        .stdout(Stdio::piped());
+    command
+        .spawn()
+        .map_err(|e| Failure::new(format_args!("cannot start the probe: {e}")))
+}
+
+/// Hears what a probe says until it ends.
+fn attend(mut child: Child, accepted: &mpsc::Sender<()>, clients: &Shared, once: bool) {
+    let mut served = false;
+    let lines = child.stdout.take().map(|o| BufReader::new(o).lines());
+    for line in lines.into_iter().flatten().map_while(Result::ok) {
+        if line == "accepted" {
+            let _ = accepted.send(());
+        } else if let Some(client) = line.strip_prefix("serving ") {
+            served = true;
+            let _ = out::print(&format!("{}\n", out::clean(client)));
+        }
     }
-    let me = std::env::current_exe().map_err(Failure::new)?;
-    let mut command = Command::new(me);
-    let e = command
-        .args(std::env::args_os().skip(1))
-        .env("UNDERPASS", "off")
-        .exec();
-    Err(Failure::new(format_args!(
-        "cannot start again without the shim: {e}"
-    )))
+    let _ = child.wait();
+    let mut c = lock(clients);
+    c.now -= 1;
+    c.served |= served;
+    // (A client keeps both of its connections until it has measured.)
+    if once && c.served && c.now == 0 {
+        std::process::exit(0);
+    }
 }
 
 fn bind(at: Serve) -> Result<TcpListener, Failure> {
@@ -122,54 +132,13 @@ fn bind(at: Serve) -> Result<TcpListener, Failure> {
     )))
 }
 
-fn turn_away(mut s: TcpStream) {
+fn turn_away(listener: &TcpListener) {
+    let Ok((mut s, _)) = listener.accept() else {
+        std::thread::sleep(PAUSE);
+        return;
+    };
     let _ = s.write_all(&wire::answer(Answer::Busy));
     let _ = s.shutdown(Shutdown::Write);
-    greeting(&mut s, GOODBYE);
-}
-
-/// Sixteen bytes in time.
-fn greeting(s: &mut TcpStream, time: Duration) -> Option<Message> {
-    let end = Instant::now() + time;
-    let mut m = [0; LENGTH];
-    let mut have = 0;
-    while have < LENGTH {
-        let left = end.checked_duration_since(Instant::now())?;
-        s.set_read_timeout(Some(left.max(Duration::from_millis(1))))
-            .ok()?;
-        match s.read(&mut m[have..]) {
-            Ok(n) if n > 0 => have += n,
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            _ => return None,
-        }
-    }
-    s.set_read_timeout(None).ok()?;
-    Some(m)
-}
-
-/// Serves one connection until it ends. False: it was no client of ours.
-fn serve(mut stream: TcpStream, from: SocketAddr, probes: &Probes) -> bool {
-    let Some(path) = greeting(&mut stream, GREETING).and_then(|m| wire::path_of(&m)) else {
-        return false;
-    };
-    let shim = path == Path::Lane;
-    let child = probes.command(&["serve"], shim).and_then(|mut c| {
-        c.stdin(Stdio::from(OwnedFd::from(stream)))
-            .stdout(Stdio::null());
-        c.spawn()
-            .map_err(|e| Failure::new(format_args!("cannot start the probe: {e}")))
-        // (Here this process closes its descriptor: an end with two holders gets no lane.)
-    });
-    match child {
-        Ok(mut child) => {
-            let ip = from.ip().to_canonical();
-            let _ = out::print(&format!("{ip}:{} {}\n", from.port(), path.name()));
-            let _ = child.wait();
-            true
-        }
-        Err(f) => {
-            out::complain(f.message);
-            false
-        }
-    }
+    let _ = s.set_read_timeout(Some(GOODBYE));
+    let _ = s.read(&mut [0; LENGTH]);
 }
