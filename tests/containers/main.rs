@@ -364,9 +364,11 @@ fn a_pod_measures(node: &mut Node) -> Result<()> {
         command: vec!["sh".into(), "-c".into(), line],
         ..Wish::default()
     }))?;
+    let redis = node.pod(&asking(server("redis-0")))?;
+    serves(node, &redis)?;
     let musl = Wish {
         name: "musl-0",
-        command: vec!["asks-musl".into(), served.address.clone(), "5300".into()],
+        command: vec!["asks-musl".into(), redis.address.clone(), "6379".into()],
         ..Wish::default()
     };
     let mut restricted = asking(Wish {
@@ -375,8 +377,6 @@ fn a_pod_measures(node: &mut Node) -> Result<()> {
         ..Wish::default()
     });
     restricted.restricted = true;
-    let redis = node.pod(&asking(server("redis-0")))?;
-    serves(node, &redis)?;
     for wish in [asking(musl), restricted] {
         let name = wish.name;
         let pod = node.pod(&wish)?;
