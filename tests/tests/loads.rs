@@ -76,13 +76,15 @@ fn the_probe_runs_under_musl_and_an_old_glibc() -> Result<()> {
         "--library-path".into(),
         alone.path().to_owned(),
     ];
-    for loader in [vec!["/lib/ld-musl-x86_64.so.1".into()], under_old] {
+    // (Up to 2.33 glibc finds names by libraries of its own, which are not there.)
+    let musl = vec!["/lib/ld-musl-x86_64.so.1".into()];
+    for (loader, host) in [(musl, "localhost"), (under_old, "127.0.0.1")] {
         // Of the bytes of a test, how many has the kernel's TCP carried? The first tests promote the connection.
         let on_lane = || -> Result<bool> {
             let said = Program::new(&loader[0], &d.eager())
                 .args(&loader[1..])
                 .arg(&probe)
-                .args(["measure", "localhost", &port, "lane"])
+                .args(["measure", host, &port, "lane"])
                 .stdin(b"ping 500\nup 50 65536\ndown 50 65536\nup 50 65536\n")
                 .check(LIMIT)
                 .with_context(|| format!("{loader:?}"))?;

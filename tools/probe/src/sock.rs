@@ -1,7 +1,7 @@
 //! What the standard library has not, or has only with functions that musl lacks: names of hosts, the kernel's count
 //! of a socket's bytes, a limit on this process's life.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -183,9 +183,9 @@ fn addresses(host: &str) -> io::Result<Vec<IpAddr>> {
         )
     };
     if code != 0 {
-        return Err(io::Error::other(format!(
-            "the name cannot be resolved (getaddrinfo: {code})"
-        )));
+        // SAFETY: for every number it returns a string that is never freed.
+        let why = unsafe { CStr::from_ptr(libc::gai_strerror(code)) };
+        return Err(io::Error::other(why.to_string_lossy().into_owned()));
     }
     let mut found = Vec::new();
     let mut at = list;
