@@ -62,13 +62,13 @@ fn serve(d: &FakeDaemon, more: &[&str]) -> Server {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+    let stdout = child.stdout.take().unwrap();
+    let mut server = Server { child, port: 0 };
     let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
+    BufReader::new(stdout).read_line(&mut line).unwrap();
     let port = line.strip_prefix("listening on 127.0.0.1:").unwrap();
-    let port = port.trim().parse().unwrap();
-    Server { child, port }
+    server.port = port.trim().parse().unwrap();
+    server
 }
 
 fn measure(d: &FakeDaemon, port: u16, more: &[&str]) -> Output {
@@ -265,6 +265,9 @@ fn it_takes_so_many_clients_and_no_more() {
         s.write_all(&hello(1)).unwrap();
         s.read_exact(&mut [0; LENGTH]).unwrap();
     }
+    let mut one_more = open();
+    one_more.write_all(&hello(1)).unwrap();
+    assert_eq!(until_closed(&one_more), hello(17), "it is busy");
     let out = measure(&d, server.port, &[]);
     let said = text(&out.stderr);
     assert_eq!(out.status.code(), Some(2));
