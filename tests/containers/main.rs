@@ -27,7 +27,7 @@ const BYTES: u64 = 8 << 20;
 
 type Test = fn(&mut Node) -> Result<()>;
 
-const TESTS: [(&str, Test); 13] = [
+const TESTS: [(&str, Test); 14] = [
     ("annotated_pods_have_lanes", annotated_pods_have_lanes),
     ("a_pod_that_did_not_ask", a_pod_that_did_not_ask),
     ("what_the_pod_preloads_stays", what_the_pod_preloads_stays),
@@ -39,6 +39,7 @@ const TESTS: [(&str, Test); 13] = [
         "a_pod_sees_its_own_connections",
         a_pod_sees_its_own_connections,
     ),
+    ("a_pod_measures", a_pod_measures),
     ("who_asks_and_does_not_get_it", who_asks_and_does_not_get_it),
     ("the_runtime_is_restarted", the_runtime_is_restarted),
     ("the_daemon_is_restarted", the_daemon_is_restarted),
@@ -376,6 +377,61 @@ fn a_pod_sees_its_own_connections(node: &mut Node) -> Result<()> {
         ensure!(
             said.status != 0 && text.contains("only connections"),
             "{refused}: {text}"
+        );
+    }
+    Ok(())
+}
+
+/// From a pod with glibc and from one with musl, to one with glibc: the tool has no libraries, what it starts has the
+/// pod's own.
+fn a_pod_measures(node: &mut Node) -> Result<()> {
+    let tool = "/run/underpass/underpass";
+    let line = format!("exec {tool} check --serve 5300");
+    let served = node.pod(&asking(Wish {
+        name: "serve-0",
+        command: vec!["sh".into(), "-c".into(), line],
+        ..Wish::default()
+    }))?;
+    let redis = node.pod(&asking(server("redis-0")))?;
+    serves(node, &redis)?;
+    let musl = Wish {
+        name: "musl-0",
+        command: vec!["asks-musl".into(), redis.address.clone(), "6379".into()],
+        ..Wish::default()
+    };
+    let mut restricted = asking(Wish {
+        name: "glibc-0",
+        command: vec!["sleep".into(), "1000".into()],
+        ..Wish::default()
+    });
+    restricted.restricted = true;
+    for wish in [asking(musl), restricted] {
+        let name = wish.name;
+        let pod = node.pod(&wish)?;
+        let says = |line: &str| -> Result<serde_json::Value> {
+            let line = format!("{tool} check -j {line}");
+            let command: Vec<&str> = line.split(' ').collect();
+            let text = node.says(&pod.container, &command);
+            let text = text.with_context(|| format!("{name}: {line}"))?;
+            Ok(serde_json::from_str(&text)?)
+        };
+        let v = says(&format!(
+            "--measure {} 5300 --rounds 2 -t 0.1",
+            served.address
+        ))?;
+        ensure!(
+            v["reached"] == true && v["lane"]["mode"] == "SMCD",
+            "{name}: {v:#}"
+        );
+        for way in ["tcp", "lane"] {
+            let median = &v[way]["figures"]["round_trip_us"]["median"];
+            ensure!(median.as_f64() > Some(0.0), "{name}: {v:#}");
+        }
+        // Without `--measure` it is the same program that connects.
+        let v = says(&format!("-w 10 {} 6379", redis.address))?;
+        ensure!(
+            v["promotable"] == true && v["mode"] == "SMCD",
+            "{name}: {v:#}"
         );
     }
     Ok(())

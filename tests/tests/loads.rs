@@ -4,17 +4,29 @@
 //! this is checked on the very file that `make build` installs.
 
 use anyhow::{ensure, Context, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use underpass_tests::harness::{paths, Daemon, Place, Program};
+use underpass_tests::harness::{paths, until, Daemon, Place, Program};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// What a container's programs load, and the probe that the tool for containers carries.
+fn both() -> [PathBuf; 2] {
+    [
+        paths::shim(),
+        paths::shim().with_file_name("underpass-probe"),
+    ]
+}
+
 fn tool(name: &str, args: &[&str]) -> Result<String> {
+    tool_on(name, args, &paths::shim())
+}
+
+fn tool_on(name: &str, args: &[&str], file: &Path) -> Result<String> {
     let out = Command::new(name)
         .args(args)
-        .arg(paths::shim())
+        .arg(file)
         .output()
         .with_context(|| name.to_string())?;
     ensure!(
@@ -27,34 +39,88 @@ fn tool(name: &str, args: &[&str]) -> Result<String> {
 
 #[test]
 fn needs_only_the_c_library() -> Result<()> {
-    let text = tool("readelf", &["-Wd"])?;
-    let needed: Vec<&str> = text
-        .lines()
-        .filter(|l| l.contains("(NEEDED)"))
-        .filter_map(|l| l.split(['[', ']']).nth(1))
-        .collect();
-    ensure!(!needed.is_empty(), "no dependencies at all?\n{text}");
-    for n in needed {
-        // musl's libc answers to this name. An image need not have the other parts of glibc.
-        ensure!(n == "libc.so.6", "needs {n}");
+    for file in both() {
+        let text = tool_on("readelf", &["-Wd"], &file)?;
+        let needed: Vec<&str> = text
+            .lines()
+            .filter(|l| l.contains("(NEEDED)"))
+            .filter_map(|l| l.split(['[', ']']).nth(1))
+            .collect();
+        ensure!(!needed.is_empty(), "no dependencies at all?\n{text}");
+        for n in needed {
+            // musl's libc answers to this name. An image need not have the other parts of glibc.
+            ensure!(n == "libc.so.6", "{}: needs {n}", file.display());
+        }
+    }
+    Ok(())
+}
+
+/// It is started as the tool for containers starts it, and has a lane.
+#[test]
+fn the_probe_runs_under_musl_and_an_old_glibc() -> Result<()> {
+    let [_, probe] = both();
+    let old = paths::target().join(OLD);
+    // An image need not have more of it.
+    let alone = tempfile::tempdir()?;
+    std::fs::copy(old.join("libc.so.6"), alone.path().join("libc.so.6"))?;
+    let d = Daemon::start()?;
+    let mut server = Program::new(paths::bin("underpass"), &Place::bare())
+        .words("check --serve 127.0.0.1:0 --dir")
+        .arg(d.dir())
+        .env("UNDERPASS_LIB", paths::shim())
+        .spawn()?;
+    let port = server.line("listening on 127.0.0.1:", LIMIT)?;
+    let under_old = vec![
+        old.join("ld-2.31.so"),
+        "--inhibit-cache".into(),
+        "--library-path".into(),
+        alone.path().to_owned(),
+    ];
+    // (Up to 2.33 glibc finds names by libraries of its own, which are not there.)
+    let musl = vec!["/lib/ld-musl-x86_64.so.1".into()];
+    for (loader, host) in [(musl, "localhost"), (under_old, "127.0.0.1")] {
+        // Of the bytes of a test, how many has the kernel's TCP carried? The first tests promote the connection.
+        let on_lane = || -> Result<bool> {
+            let said = Program::new(&loader[0], &d.eager())
+                .args(&loader[1..])
+                .arg(&probe)
+                .args(["measure", host, &port, "lane"])
+                .stdin(b"ping 500\nup 50 65536\ndown 50 65536\nup 50 65536\n")
+                .check(LIMIT)
+                .with_context(|| format!("{loader:?}"))?;
+            let words = said.lines().last().unwrap_or_default().split(' ');
+            let numbers: Vec<u64> = words.filter_map(|w| w.parse().ok()).collect();
+            ensure!(numbers.len() == 4, "{said}");
+            Ok(numbers[3] < numbers[2] / 50)
+        };
+        let mut seen = on_lane();
+        until("the probe has a lane", LIMIT, || {
+            if matches!(seen, Ok(false)) {
+                seen = on_lane();
+            }
+            !matches!(seen, Ok(false))
+        })?;
+        seen?;
     }
     Ok(())
 }
 
 #[test]
 fn needs_no_newer_glibc_than_2_17() -> Result<()> {
-    let text = tool("objdump", &["-T"])?;
-    let versions = text
-        .split(['(', ')', ' '])
-        .filter_map(|w| w.strip_prefix("GLIBC_"));
-    let mut seen = 0;
-    for v in versions {
-        let parts: Vec<u32> = v.split('.').map_while(|n| n.parse().ok()).collect();
-        ensure!(parts.as_slice() <= [2, 17].as_slice(), "needs GLIBC_{v}");
-        seen += 1;
+    for file in both() {
+        let text = tool_on("objdump", &["-T"], &file)?;
+        let versions = text
+            .split(['(', ')', ' '])
+            .filter_map(|w| w.strip_prefix("GLIBC_"));
+        let mut seen = 0;
+        for v in versions {
+            let parts: Vec<u32> = v.split('.').map_while(|n| n.parse().ok()).collect();
+            ensure!(parts.as_slice() <= [2, 17].as_slice(), "needs GLIBC_{v}");
+            seen += 1;
+        }
+        ensure!(seen > 0, "no versions found");
+        ensure!(!text.contains("GCC_"), "needs libgcc_s");
     }
-    ensure!(seen > 0, "no versions found");
-    ensure!(!text.contains("GCC_"), "needs libgcc_s");
     Ok(())
 }
 

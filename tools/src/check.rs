@@ -1,23 +1,26 @@
 //! `underpass check HOST PORT`: which mode does a connection from here to that service get?
 //!
-//! This is no guess from tables: a real connection is opened under the shim (by [`probe`], which is this program
-//! again, with the library preloaded), and the daemon is asked about both its ends until they are promoted or it is
-//! clear that they will not be. Nothing is ever sent to the service.
+//! This is no guess from tables: a real connection is opened under the shim (by a [`probe`], a process of its own with
+//! the library preloaded), and the daemon is asked about both its ends until they are promoted or it is clear that they
+//! will not be. Nothing is ever sent to the service.
+//!
+//! With `--measure` the service is `underpass check --serve` ([`serve`]), and the connection is measured ([`measure`]).
 
+mod measure;
 mod peer;
 pub mod probe;
 mod report;
+mod serve;
 
 use crate::cli;
 use crate::client;
-use crate::out::{self, clean, Failure, Outcome};
-use crate::{run, shimlib, verify};
+use crate::out::{self, Failure, Outcome};
+use crate::{shimlib, verify};
 use lane::proto::reason::Reason;
-use probe::Event;
+use probe::{Connection, Probes};
 use report::{End, Finding};
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use underpass_admin::places::Places;
 use underpass_admin::{Request, Response};
@@ -31,89 +34,53 @@ const STEP: Duration = Duration::from_millis(50);
 const FINAL: u32 = 4;
 /// Number of questions between two searches for the other end's process.
 const LOOK: u32 = 10;
+/// Seconds to wait for the promotion. A measurement is worth more patience.
+const WAIT_S: u64 = 2;
+const MEASURE_WAIT_S: u64 = 10;
 
-/// The open connection, which lives as long as this value.
-struct Connection {
-    child: Child,
-    events: BufReader<ChildStdout>,
-    local: String,
-    peer: String,
-}
-
-impl Connection {
-    fn open(to: (&str, u16), lib: &Path, dir: &Path) -> Result<Self, Failure> {
-        let me = std::env::current_exe().map_err(Failure::new)?;
-        let mut command = Command::new(me);
-        command.arg("__probe").arg(to.0).arg(to.1.to_string());
-        run::prepare(&mut command, lib, dir, true);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command
-            .spawn()
-            .map_err(|e| Failure::new(format_args!("cannot start the probe: {e}")))?;
-        let stdout = child
-            .stdout
-            .take()
-            .ok_or_else(|| Failure::new("the probe has no output"))?;
-        let mut c = Connection {
-            child,
-            events: BufReader::new(stdout),
-            local: String::new(),
-            peer: String::new(),
-        };
-        match c.next() {
-            Some(Event::Connected { local, peer }) => {
-                (c.local, c.peer) = (local, peer);
-                Ok(c)
-            }
-            Some(Event::Failed { message }) => Err(Failure::new(clean(&message))),
-            Some(Event::Closed) | None => Err(Failure::new(
-                "the probe ended without a word (does libunderpass.so load?)",
-            )),
-        }
-    }
-
-    fn next(&mut self) -> Option<Event> {
-        let mut line = String::new();
-        self.events.read_line(&mut line).ok()?;
-        serde_json::from_str(&line).ok()
-    }
-
-    /// Closes the connection; returns whether the service had closed it before.
-    fn close(mut self) -> bool {
-        drop(self.child.stdin.take());
-        matches!(self.next(), Some(Event::Closed))
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        drop(self.child.stdin.take());
-        let _ = self.child.wait();
-    }
-}
-
-pub fn run(dir: Option<PathBuf>, o: &cli::Check) -> Outcome {
+/// `carried`: the probe as a program, if this one cannot be its own.
+pub fn run(dir: Option<PathBuf>, o: &cli::Check, carried: Option<&[u8]>) -> Outcome {
     let failed = |f: Failure| f.with_code(FAILED);
-    let to = match (o.pid, &o.host, o.port) {
-        (Some(pid), ..) => {
-            let dir = Places::here(dir).choose().to_owned();
-            return verify::check(pid, o.json, dir);
-        }
-        (_, Some(host), Some(port)) => (host.as_str(), port),
-        _ => return Err(failed(Failure::new("no service"))), // the parser refuses this
+    if let Some(pid) = o.pid {
+        let dir = Places::here(dir).choose().to_owned();
+        return verify::check(pid, o.json, dir);
+    }
+    let lib = match o.serve {
+        Some(_) => shimlib::find().ok(),
+        None => Some(shimlib::find().map_err(failed)?),
     };
-    let lib = shimlib::find().map_err(failed)?;
     let places = Places::here(dir);
     let dir = std::path::absolute(places.choose()).map_err(|e| failed(Failure::new(e)))?;
     places.check_owner(&dir).map_err(|e| failed(e.into()))?;
-    let connection = Connection::open(to, &lib, &dir).map_err(failed)?;
-    let mut found = watch(&connection, &dir, o.wait);
-    found.local = connection.local.clone();
-    found.peer = connection.peer.clone();
+    let probes = Probes::new(lib, dir, carried).map_err(failed)?;
+    if let Some(at) = o.serve {
+        return serve::run(at, o.once, &probes).map_err(failed);
+    }
+    let to = match (&o.host, o.port) {
+        (Some(host), Some(port)) => (host.as_str(), port),
+        _ => return Err(failed(Failure::new("no service"))), // the parser refuses this
+    };
+    match o.measure {
+        true => measure::run(to, o, &probes),
+        false => look(to, o, &probes),
+    }
+    .map_err(failed)
+}
+
+/// Which mode does a connection to any service get?
+fn look(to: (&str, u16), o: &cli::Check, probes: &Probes) -> Outcome {
+    let args = ["idle", to.0, &to.1.to_string()];
+    let mut connection = Connection::open(probes, &args, true)?;
+    let pause = |_: &mut Connection| {
+        std::thread::sleep(STEP);
+        Ok(())
+    };
+    let wait = o.wait.unwrap_or(WAIT_S);
+    let mut found = watch(&mut connection, &probes.dir, wait, pause)?;
     found.closed = connection.close();
     match o.json {
-        true => out::print_json(&found.json()).map_err(failed)?,
-        false => out::print(&found.text()).map_err(failed)?,
+        true => out::print_json(&found.json())?,
+        false => out::print(&found.text())?,
     }
     match found.promoted() || found.promotable() {
         true => Ok(ExitCode::SUCCESS),
@@ -121,58 +88,91 @@ pub fn run(dir: Option<PathBuf>, o: &cli::Check) -> Outcome {
     }
 }
 
-/// Asks the daemon until the answer is final or time is up.
-fn watch(c: &Connection, dir: &Path, wait_s: u64) -> Finding {
+/// Asks the daemon until the answer is final or time is up, with a pause between two questions.
+fn watch(
+    c: &mut Connection,
+    dir: &Path,
+    wait_s: u64,
+    mut pause: impl FnMut(&mut Connection) -> Result<(), Failure>,
+) -> Result<Finding, Failure> {
     let deadline = Instant::now() + Duration::from_secs(wait_s);
-    let question = Request::Check {
-        local: c.local.clone(),
-        peer: c.peer.clone(),
-    };
     let (mut last, mut same) = (Finding::default(), 0);
     loop {
-        let (here, there, across) = match client::ask_in(dir, &question) {
-            Ok(Response::Check {
-                local,
-                peer,
-                across,
-                ..
-            }) => (local, peer, across),
-            Ok(other) => return alone(c, client::unexpected(&other)),
-            Err(f) => return alone(c, f),
-        };
-        let told = here.as_ref().map_or(0, |r| r.peer_reason);
-        let now = Finding {
-            here: End::here(here),
-            there: match &across {
-                Some(_) => End::remote(told),
-                None => End::there(there, told),
-            },
-            across,
-            ..Finding::default()
-        };
-        if now.promoted() {
-            return now;
+        let now = ask(c, dir);
+        if now.promoted() || now.no_daemon.is_some() {
+            return Ok(now);
         }
         same = if now == last { same + 1 } else { 0 };
         let time_up = Instant::now() >= deadline;
         // The search is expensive, so it is done only when the daemon reports nothing new.
         if time_up || same % LOOK == FINAL {
             let mut now = now.clone();
-            if now.there.row.is_none() && now.across.is_none() {
+            if now.there.row.is_none() && now.across.is_none() && !now.one_sided {
+                let told = now.here.row.as_ref().map_or(0, |r| r.peer_reason);
                 now.there = End::seen(peer::look(&c.local, &c.peer), told);
             }
             if time_up || now.lasting() {
-                return now;
+                return Ok(now);
             }
         }
         last = now;
-        std::thread::sleep(STEP);
+        pause(c)?;
     }
+}
+
+/// What the daemon says of both ends now.
+fn ask(c: &Connection, dir: &Path) -> Finding {
+    let question = Request::Check {
+        local: c.local.clone(),
+        peer: c.peer.clone(),
+    };
+    let (here, there, across) = match client::ask_in(dir, &question) {
+        Ok(Response::Check {
+            local,
+            peer,
+            across,
+            ..
+        }) => (local, peer, across),
+        Ok(other) => return alone(c, client::unexpected(&other)),
+        Err(f) => return own_row(c, dir).unwrap_or_else(|| alone(c, f)),
+    };
+    let told = here.as_ref().map_or(0, |r| r.peer_reason);
+    Finding {
+        local: c.local.clone(),
+        peer: c.peer.clone(),
+        here: End::here(here),
+        there: match &across {
+            Some(_) => End::remote(told),
+            None => End::there(there, told),
+        },
+        across,
+        ..Finding::default()
+    }
+}
+
+/// Containers are shown their own connections, and nothing else is answered there. `None`: not even that.
+fn own_row(c: &Connection, dir: &Path) -> Option<Finding> {
+    let Ok(Response::Ss { rows }) = client::ask_in(dir, &Request::Ss) else {
+        return None;
+    };
+    let mut rows = rows.into_iter();
+    let here = rows.find(|r| r.local == c.local && r.peer == c.peer);
+    let told = here.as_ref().map_or(0, |r| r.peer_reason);
+    Some(Finding {
+        local: c.local.clone(),
+        peer: c.peer.clone(),
+        here: End::here(here),
+        there: End::hidden(told),
+        one_sided: true,
+        ..Finding::default()
+    })
 }
 
 /// The finding if no daemon can be asked.
 fn alone(c: &Connection, why: Failure) -> Finding {
     Finding {
+        local: c.local.clone(),
+        peer: c.peer.clone(),
         here: End {
             reason: Some(Reason::NoDaemon.code()),
             ..End::default()

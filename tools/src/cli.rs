@@ -2,15 +2,18 @@
 //! are made.
 
 mod capture;
+mod check;
 mod show;
 
 use capture::{CAPTURE_AFTER, CAPTURE_LONG};
+use check::{CHECK_AFTER, CHECK_LONG};
 use clap::{Args, Parser, Subcommand};
 use show::{SS_AFTER, SS_LONG, TOP_AFTER};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 pub use capture::Capture;
+pub use check::{Check, Serve};
 pub use show::{Ss, Top, View};
 
 const ABOUT: &str =
@@ -121,9 +124,9 @@ pub enum Command {
         program: PathBuf,
         runtime_dir: PathBuf,
     },
-    /// Half of `check`: opens the connection, under the shim
+    /// Half of `check`: the connection itself, under the shim or without
     #[command(name = "__probe", hide = true)]
-    Probe { host: String, port: u16 },
+    Probe { args: Vec<OsString> },
 }
 
 const PODS_AFTER: &str = "\
@@ -312,65 +315,6 @@ impl CertsNode {
 pub struct CertsShow {
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Print JSON
-    #[arg(short, long)]
-    pub json: bool,
-}
-
-const CHECK_LONG: &str = "\
-Open a real TCP connection to HOST:PORT under the shim, ask for its promotion at once, and say which \
-mode it gets, or would get after some use, with the reasons of both ends in words. No byte is sent \
-to the service; what it sends by itself is read and thrown away. The connection is closed afterwards.
-
-The daemon asks the shim of an idle service to take part. It cannot hear that while every thread \
-sleeps in a blocking call; such a service counts as promotable. Where the service is on another node, \
-the daemon there does the same and says what it found. No daemon is started: without one, the answer is TCP.
-
-For a service of another node the answer also has: the two nodes, the channel between their daemons \
-(see `underpass peers`), and RDMA: the device in use, or how many links to that node work, or why this \
-node has none (see `underpass devices`). Names of nodes are shown to root on the node only. Through an \
-address that is translated on the way (a service address of a cluster) the other node is not known \
-before the two ends have found each other.
-
-With --pid nothing is opened: the process and its descendants are looked at, and for each it is said \
-whether it carries the library, whether it reaches a daemon, and why not.";
-
-const CHECK_AFTER: &str = "\
-Examples:
-  underpass check 127.0.0.1 6379
-  underpass check -j redis.example 6379 | jq -r .mode
-  underpass check --pid 4711
-
-With -j: mode (what such a connection gets), now (what this one had), promoted, promotable, daemon
-and closed (true or false), local and peer (addresses), and for each end, here and there: known (to
-the daemon), mode, up, reason (null, or code, name, text, advice), pid, comm, note; and across (null:
-one node), with own and node (names), listed (does a [[peer]] list the address?), channel (up, down)
-and trouble (why), refusal (null, or why this node has no RDMA), links, rail (null, or as in `ss -e -j`).
-
-Exit status: 0 if the connection is promoted or could be, 1 if it stays on TCP, 2 if the test failed
-(connection refused, unknown host, no library).
-
-With --pid: why a process has no library (cause): static (linked statically), secure (set-user-id,
-set-group-id or file capabilities), no-preload (cleaned environment), preload-overwritten,
-library-absent (no such file in its root directory and mount namespace), architecture, loader, off
-(UNDERPASS=off), kernel-thread, starting (or ending), hidden (ask as root). Its daemon: connected, reachable (the library has had no reason to
-speak to it yet), absent, silent, forbidden (permissions), seccomp. -j prints an array of objects with
-pid, comm, program, library (path or null), cause (null, or name and text), daemon, note, fine.
-Exit status: 0 if all carry the library and reach a daemon, 1 if one does not, 2 if there is no such
-process, or it has ended (a zombie).";
-
-#[derive(Debug, Args)]
-pub struct Check {
-    #[arg(required_unless_present = "pid")]
-    pub host: Option<String>,
-    #[arg(required_unless_present = "pid")]
-    pub port: Option<u16>,
-    /// Look at this process and its descendants instead
-    #[arg(long, value_name = "PID", conflicts_with_all = ["host", "port", "wait"])]
-    pub pid: Option<u32>,
-    /// Seconds to wait for the promotion
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=600))]
-    pub wait: u64,
     /// Print JSON
     #[arg(short, long)]
     pub json: bool,

@@ -51,18 +51,18 @@ const SMCSS: &str = "smcss";
 
 /// The command as a whole.
 pub fn main() -> ExitCode {
-    run_command(Some(top::run))
+    run_command(Some(top::run), None)
 }
 
 /// The command for containers: without `top`, whose terminal would be much of its size. (The linker leaves out what only
-/// `main` names.)
-pub fn main_in_container() -> ExitCode {
-    run_command(None)
+/// `main` names.) No shim can be loaded into it, so it carries the probe of `check` as a program.
+pub fn main_in_container(probe: Option<&'static [u8]>) -> ExitCode {
+    run_command(None, probe)
 }
 
 type Top = fn(Option<PathBuf>, &cli::Top) -> Outcome;
 
-fn run_command(top: Option<Top>) -> ExitCode {
+fn run_command(top: Option<Top>, probe: Option<&'static [u8]>) -> ExitCode {
     if underpass_nri::launched::is_launched() {
         return ended(plugin::run());
     }
@@ -87,14 +87,14 @@ fn run_command(top: Option<Top>) -> ExitCode {
         Command::Pods(o) => pods::run(dir, &o),
         Command::Devices(o) => devices::run(&o),
         Command::Certs(o) => certs::run(&o),
-        Command::Check(o) => check::run(dir, &o),
+        Command::Check(o) => check::run(dir, &o, probe),
         Command::Completions { shell } => completions(shell),
         Command::Man { page, out } => man(page, out),
         Command::StartDaemon {
             program,
             runtime_dir,
         } => start::detach(&program, &runtime_dir).map(|()| ExitCode::SUCCESS),
-        Command::Probe { host, port } => check::probe::run(&host, port),
+        Command::Probe { args } => Ok(check::probe::be(&args)),
     };
     ended(outcome)
 }

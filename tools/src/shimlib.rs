@@ -2,7 +2,7 @@
 
 use crate::out::Failure;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 const NAME: &str = "libunderpass.so";
@@ -93,6 +93,15 @@ pub fn preload(lib: &Path, old: Option<&OsStr>) -> OsString {
     new
 }
 
+/// A value for LD_PRELOAD without the shim, wherever it is; `None`: nothing else is in it.
+pub fn without(old: Option<&OsStr>) -> Option<OsString> {
+    let old = old.map(OsStrExt::as_bytes).unwrap_or_default();
+    let ours = |entry: &&[u8]| Path::new(OsStr::from_bytes(entry)).ends_with(NAME);
+    let kept = old.split(|b| b" :\t".contains(b));
+    let kept: Vec<_> = kept.filter(|e| !e.is_empty() && !ours(e)).collect();
+    (!kept.is_empty()).then(|| OsString::from_vec(kept.join(&b':')))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,6 +120,12 @@ mod tests {
             "/a.so:/l/libunderpass.so",
             "nested runs load it once"
         );
+        let w = |old: &str| without(Some(OsStr::new(old)));
+        assert_eq!(
+            w("/a.so /x/libunderpass.so:/b.so"),
+            Some("/a.so:/b.so".into())
+        );
+        assert_eq!((w(":/x/libunderpass.so"), without(None)), (None, None));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //!
 //! Everything is read from `/proc` or asked from the daemon; the processes are not changed.
 
-mod elf;
+pub mod elf;
 mod process;
 mod report;
 mod tree;

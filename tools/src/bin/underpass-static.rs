@@ -3,6 +3,13 @@
 
 #![forbid(unsafe_code)]
 
+/// The probe of `check`, for the image's own dynamic linker.
+#[cfg(underpass_probe)]
+const PROBE: Option<&[u8]> = Some(include_bytes!(env!("UNDERPASS_PROBE")));
+/// (Built by cargo alone, it has none.)
+#[cfg(not(underpass_probe))]
+const PROBE: Option<&[u8]> = None;
+
 fn main() -> std::process::ExitCode {
-    underpass_tool::main_in_container()
+    underpass_tool::main_in_container(PROBE)
 }

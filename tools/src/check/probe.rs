@@ -1,114 +1,286 @@
-//! The connection of `check`. This runs with the shim preloaded, so that connecting, reading and closing go through
-//! its hooks as in any program.
+//! Starts the probe, under the shim or without, and hears what it says.
 //!
-//! It sends nothing: its writes have length zero, which TCP does not carry. It reads and drops what the service sends
-//! by itself, because a connection with unread bytes cannot be promoted, and would be reset when it is closed.
+//! The probe is this program again (`__probe`). Where this is the tool for containers, into which nothing can be
+//! preloaded, it is the program that the tool carries: it is put into memory and started by the dynamic linker of the
+//! image, which is whatever the image's own programs use.
 
-use crate::out::{self, Outcome};
-use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
-use serde::{Deserialize, Serialize};
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
-use std::os::fd::AsFd;
-use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use crate::out::{clean, Failure};
+use crate::verify::elf;
+use crate::{run, shimlib};
+use rustix::fs::{memfd_create, MemfdFlags};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 
-const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
-/// Time that the service may take to close after we did.
-const LEAVE_PATIENCE: Duration = Duration::from_millis(500);
-/// Interval between two calls on the socket, in milliseconds.
-const STEP_MS: u16 = 20;
+/// Programs whose dynamic linker is taken: the container's first one, and those that most images have.
+const PROGRAMS: [&str; 3] = ["/proc/1/exe", "/bin/sh", "/bin/busybox"];
+/// Dynamic linkers at their usual places: musl's first, since glibc's may be an imitation where both are.
+const LOADERS: [&str; 2] = ["/lib/ld-musl-x86_64.so.1", "/lib64/ld-linux-x86-64.so.2"];
 
-/// What the probe prints on standard output, one JSON object per line.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// How probes are started.
+pub struct Probes {
+    /// The library, if there is one; and the runtime directory.
+    pub lib: Option<PathBuf>,
+    pub dir: PathBuf,
+    carried: Option<Carried>,
+}
+
+/// The program that the tool for containers carries, in memory, and what starts it.
+struct Carried {
+    program: File,
+    loader: PathBuf,
+}
+
+impl Carried {
+    fn new(bytes: &[u8]) -> Result<Self, Failure> {
+        let fail = |e: &dyn std::fmt::Display| {
+            Failure::new(format_args!("cannot put the probe into memory: {e}"))
+        };
+        let loader = loader().ok_or_else(|| {
+            Failure::new(
+                "this image has no dynamic linker (all its programs are static), so nothing in it can be on a lane",
+            )
+        })?;
+        // (It is inherited by the probe, whose dynamic linker opens it by its number.)
+        let fd = memfd_create("underpass-probe", MemfdFlags::empty()).map_err(|e| fail(&e))?;
+        let mut program = File::from(fd);
+        program.write_all(bytes).map_err(|e| fail(&e))?;
+        Ok(Carried { program, loader })
+    }
+
+    fn command(&self) -> Command {
+        let mut c = Command::new(&self.loader);
+        c.arg(format!("/proc/self/fd/{}", self.program.as_raw_fd()));
+        c
+    }
+}
+
+fn loader() -> Option<PathBuf> {
+    let named = PROGRAMS
+        .iter()
+        .filter_map(|p| Some(PathBuf::from(elf::read(Path::new(p))?.interpreter?)));
+    let usual = LOADERS.iter().map(PathBuf::from);
+    named.chain(usual).find(|l| l.is_file())
+}
+
+impl Probes {
+    pub fn new(
+        lib: Option<PathBuf>,
+        dir: PathBuf,
+        carried: Option<&[u8]>,
+    ) -> Result<Self, Failure> {
+        let carried = carried.map(Carried::new).transpose()?;
+        Ok(Probes { lib, dir, carried })
+    }
+
+    /// A probe with these arguments. With the shim if `shim` is set and there is one.
+    pub fn command(&self, args: &[&str], shim: bool) -> Result<Command, Failure> {
+        let mut c = match &self.carried {
+            Some(carried) => carried.command(),
+            None => {
+                let mut c = Command::new(std::env::current_exe().map_err(Failure::new)?);
+                c.args(["__probe", "--"]);
+                c
+            }
+        };
+        c.args(args);
+        match (&self.lib, shim) {
+            (Some(lib), true) => run::prepare(&mut c, lib, &self.dir, true),
+            _ => {
+                match shimlib::without(std::env::var_os("LD_PRELOAD").as_deref()) {
+                    Some(rest) => c.env("LD_PRELOAD", rest),
+                    None => c.env_remove("LD_PRELOAD"),
+                };
+                c.env("UNDERPASS", "off");
+            }
+        }
+        Ok(c)
+    }
+}
+
+/// This process is the probe.
+pub fn be(args: &[OsString]) -> ExitCode {
+    let args: Vec<&str> = args.iter().filter_map(|a| a.to_str()).collect();
+    let status = underpass_probe::run(&args);
+    ExitCode::from(u8::try_from(status).unwrap_or(1))
+}
+
+/// What the probe says, one a line.
+#[derive(Debug, PartialEq)]
 pub enum Event {
     Connected { local: String, peer: String },
-    Failed { message: String },
+    Failed(String),
     Closed,
+    Shown(Shown),
 }
 
-fn say(e: &Event) {
-    if let Ok(mut s) = serde_json::to_string(e) {
-        s.push('\n');
-        let _ = out::print(&s); // if nobody reads any more, standard input will end, too
-    }
+/// The result of one test: bytes that moved, and how many of these the kernel's TCP carried.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shown {
+    pub what: What,
+    pub moved: u64,
+    pub kernel: u64,
 }
 
-/// Connects, and makes calls on the socket until standard input ends.
-pub fn run(host: &str, port: u16) -> Outcome {
-    let opened = connect(host, port).and_then(|s| Ok((s.local_addr()?, s.peer_addr()?, s)));
-    let (local, peer, mut stream) = match opened {
-        Ok(o) => o,
-        Err(e) => {
-            say(&Event::Failed {
-                message: format!("cannot connect to {host} port {port}: {e}"),
-            });
-            return Ok(ExitCode::FAILURE);
-        }
-    };
-    let canonical = |a: std::net::SocketAddr| {
-        std::net::SocketAddr::new(a.ip().to_canonical(), a.port()).to_string()
-    };
-    say(&Event::Connected {
-        local: canonical(local),
-        peer: canonical(peer),
-    });
-    let mut open = stream.set_nonblocking(true).is_ok();
-    let stdin = io::stdin();
-    let mut buffer = [0; 4096];
-    loop {
-        let mut wait = STEP_MS;
-        if open {
-            let _ = stream.write(&[]);
-            match stream.read(&mut buffer) {
-                Ok(n) if n > 0 => wait = 0, // there may be more; but first look whether to end
-                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                _ => {
-                    open = false;
-                    say(&Event::Closed);
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum What {
+    /// Round trips, in nanoseconds.
+    Ping {
+        min: u64,
+        median: u64,
+        p99: u64,
+    },
+    Bytes {
+        bytes: u64,
+        ns: u64,
+    },
+}
+
+impl Event {
+    fn read(line: &str) -> Option<Self> {
+        let (name, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let numbers = || -> Option<Vec<u64>> { rest.split(' ').map(|w| w.parse().ok()).collect() };
+        Some(match name {
+            "connected" => {
+                let (local, peer) = rest.split_once(' ')?;
+                Event::Connected {
+                    local: local.into(),
+                    peer: peer.into(),
                 }
             }
-        }
-        // The other side of this pipe never writes: anything but a time-out means its end.
-        let mut fds = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::from(wait)) {
-            Ok(0) | Err(nix::errno::Errno::EINTR) => {}
-            _ => break,
-        }
+            "failed" => Event::Failed(rest.into()),
+            "closed" => Event::Closed,
+            "ping" => match numbers()?[..] {
+                [_, min, median, p99, moved, kernel] => Event::Shown(Shown {
+                    what: What::Ping { min, median, p99 },
+                    moved,
+                    kernel,
+                }),
+                _ => return None,
+            },
+            "bytes" => match numbers()?[..] {
+                [bytes, ns, moved, kernel] => Event::Shown(Shown {
+                    what: What::Bytes { bytes, ns },
+                    moved,
+                    kernel,
+                }),
+                _ => return None,
+            },
+            _ => return None,
+        })
     }
-    if open {
-        leave(&stream);
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
-/// Closes in order: shuts down sending, then reads the service's last bytes for a while. Closing with bytes unread
-/// would send a reset, which services log as an error.
-fn leave(mut stream: &TcpStream) {
-    let deadline = Instant::now() + LEAVE_PATIENCE;
-    let _ = stream.shutdown(Shutdown::Write);
-    let mut buffer = [0; 4096];
-    while Instant::now() < deadline {
-        match stream.read(&mut buffer) {
-            Ok(n) if n > 0 => {}
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                let mut fds = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
-                let _ = poll(&mut fds, PollTimeout::from(STEP_MS));
+/// A probe's connection, which lives as long as this value.
+pub struct Connection {
+    child: Child,
+    events: BufReader<ChildStdout>,
+    pub local: String,
+    pub peer: String,
+}
+
+impl Connection {
+    /// Starts a probe that connects.
+    pub fn open(probes: &Probes, args: &[&str], shim: bool) -> Result<Self, Failure> {
+        let mut command = probes.command(args, shim)?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .map_err(|e| Failure::new(format_args!("cannot start the probe: {e}")))?;
+        let stdout = child
+            .stdout
+            .take()
+            .ok_or_else(|| Failure::new("the probe has no output"))?;
+        let mut c = Connection {
+            child,
+            events: BufReader::new(stdout),
+            local: String::new(),
+            peer: String::new(),
+        };
+        match c.next() {
+            Some(Event::Connected { local, peer }) => {
+                (c.local, c.peer) = (local, peer);
+                Ok(c)
             }
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            _ => return,
+            Some(Event::Failed(message)) => Err(Failure::new(clean(&message))),
+            _ => Err(Failure::new(
+                "the probe ended without a word (does libunderpass.so load?)",
+            )),
         }
+    }
+
+    fn next(&mut self) -> Option<Event> {
+        let mut line = String::new();
+        self.events.read_line(&mut line).ok()?;
+        Event::read(line.trim_end_matches('\n'))
+    }
+
+    /// Has one test done.
+    pub fn test(&mut self, test: &str) -> Result<Shown, Failure> {
+        if let Some(stdin) = &mut self.child.stdin {
+            // (If the probe has ended, its last words say why.)
+            let _ = writeln!(stdin, "{test}");
+        }
+        match self.next() {
+            Some(Event::Shown(s)) => Ok(s),
+            Some(Event::Failed(message)) => Err(Failure::new(clean(&message))),
+            _ => Err(Failure::new(
+                "the measurement broke off: the other end has not answered for too long",
+            )),
+        }
+    }
+
+    /// Closes the connection; returns whether the service had closed it before.
+    pub fn close(mut self) -> bool {
+        drop(self.child.stdin.take());
+        matches!(self.next(), Some(Event::Closed))
     }
 }
 
-fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
-    for a in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&a, CONNECT_PATIENCE) {
-            Ok(s) => return Ok(s),
-            Err(e) => last = e,
+impl Drop for Connection {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read() {
+        assert_eq!(
+            Event::read("connected 127.0.0.1:1 [::1]:2"),
+            Some(Event::Connected {
+                local: "127.0.0.1:1".into(),
+                peer: "[::1]:2".into()
+            })
+        );
+        assert_eq!(Event::read("failed a b"), Some(Event::Failed("a b".into())));
+        let what = What::Ping {
+            min: 2,
+            median: 3,
+            p99: 4,
+        };
+        assert_eq!(
+            Event::read("ping 1 2 3 4 5 6"),
+            Some(Event::Shown(Shown {
+                what,
+                moved: 5,
+                kernel: 6
+            }))
+        );
+        for bad in ["", "ping 1 2", "bytes 1 2 3 x", "connected a", "other"] {
+            assert_eq!(Event::read(bad), None, "{bad}");
         }
     }
-    Err(last)
+
+    #[test]
+    fn this_machine_has_a_dynamic_linker() {
+        assert!(loader().unwrap().is_absolute());
+    }
 }

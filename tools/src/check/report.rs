@@ -71,6 +71,14 @@ impl End {
         .noted(told != 0, "on another node")
     }
 
+    /// The service's end, seen from a container: `told` is the reason that the daemon has heard from there.
+    pub fn hidden(told: u32) -> Self {
+        End {
+            note: "not shown in a container; ask on the node",
+            ..End::there(None, told)
+        }
+    }
+
     fn noted(self, on: bool, note: &'static str) -> Self {
         let note = if on { note } else { self.note };
         End { note, ..self }
@@ -158,6 +166,8 @@ pub struct Finding {
     pub there: End,
     /// What lies between, if the service is on another node.
     pub across: Option<Across>,
+    /// In a container, the daemon shows this end only.
+    pub one_sided: bool,
     /// Why there is no daemon to ask.
     pub no_daemon: Option<String>,
     /// Did the service hang up during the test?
@@ -166,9 +176,12 @@ pub struct Finding {
 
 impl Finding {
     /// Have both ends switched to the lane? An end learns of a direction that the other one has switched only when it
-    /// looks; and an end on another node is seen only by its own daemon.
+    /// looks; and an end on another node is seen only by its own daemon. Where the other end is not shown: this one
+    /// cannot have switched both directions without it.
     pub fn promoted(&self) -> bool {
-        self.here.promoted() && (self.across.is_some() || self.there.promoted())
+        let both = || self.here.row.as_ref().is_some_and(|r| r.up == "both");
+        let seen = self.across.is_some() || self.there.promoted();
+        self.here.promoted() && (seen || (self.one_sided && both()))
     }
 
     /// Not promoted yet, but nothing prevents it.
@@ -177,7 +190,7 @@ impl Finding {
         let road = |a: &Across| a.refusal == 0 && a.channel == "up";
         self.here.row.is_some()
             && passes(&self.here)
-            && passes(&self.there)
+            && (passes(&self.there) || (self.one_sided && self.here.promoted()))
             && self.across.as_ref().is_none_or(road)
     }
 
@@ -190,7 +203,7 @@ impl Finding {
     }
 
     /// The mode that the connection has now.
-    fn now(&self) -> String {
+    pub fn now(&self) -> String {
         match &self.here.row {
             // A lane that only one end has taken moves no bytes yet.
             Some(r) if !r.mode.is_empty() && self.here.promoted() == self.promoted() => {
@@ -207,6 +220,7 @@ impl Finding {
     /// The mode that a connection from here to there gets.
     fn mode(&self) -> String {
         match (self.promotable() && !self.promoted(), &self.across) {
+            (true, None) if self.here.row.as_ref().is_some_and(|r| r.remote) => "SMCR".into(),
             (true, None) => "SMCD".into(),
             (true, Some(_)) => "SMCR".into(),
             (false, _) => self.now(),
@@ -231,6 +245,7 @@ impl Finding {
         self.here.lines("here", &mut t);
         match &self.across {
             Some(_) if self.promoted() => t.push_str("    peer  promoted, on another node\n"),
+            None if self.promoted() && self.one_sided => t.push_str("    peer  promoted\n"),
             _ => self.there.lines("peer", &mut t),
         }
         if let Some(m) = &self.no_daemon {
@@ -388,6 +403,19 @@ mod tests {
             !f.promotable() && !f.lasting(),
             "a busy daemon gets less busy"
         );
+        // In a container.
+        let mut f = ends(End::here(smcd()), End::hidden(0));
+        f.one_sided = true;
+        assert!(!f.promoted() && f.promotable() && f.mode() == "SMCD");
+        f.here.row.iter_mut().for_each(|r| r.up = "both".into());
+        assert!(f.promoted() && f.now() == "SMCD");
+        assert!(f.text().ends_with("    peer  promoted\n"), "{}", f.text());
+        let mut f = ends(
+            End::here(row("TCP", Reason::Waiting)),
+            End::hidden(Reason::PeerNoShim.code()),
+        );
+        f.one_sided = true;
+        assert!(!f.promoted() && !f.promotable() && f.lasting());
         let f = ends(End::here(None), End::there(row("TCP", Reason::Young), 0));
         assert!(!f.promotable(), "our own end must be known");
     }

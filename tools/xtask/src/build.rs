@@ -18,6 +18,27 @@ const BINS: &str =
 /// The tool for containers, which has no libraries.
 const STATIC: &str = "underpass-static";
 
+/// What it carries, and where its source finds that: the program for the image's own dynamic linker.
+const PROBE: &str = "underpass-probe";
+const PROBE_ENV: &str = "UNDERPASS_PROBE";
+
+/// What the standard library and the unwinder in it call of other parts of glibc than `libc.so.6`, up to 2.33: after a
+/// panic, and for ends of threads where glibc is older than 2.18.
+const PROBE_WANTS: &[(&str, &[&str])] = &[
+    ("libdl.so.2", &["dlsym", "dladdr"]),
+    (
+        "libpthread.so.0",
+        &[
+            "pthread_key_create",
+            "pthread_key_delete",
+            "pthread_setspecific",
+            "pthread_rwlock_rdlock",
+            "pthread_rwlock_wrlock",
+            "pthread_rwlock_unlock",
+        ],
+    ),
+];
+
 /// What one build covers, always the same: another set has other features, and compiles anew.
 const PROGRAMS: &str = "build --release -p underpassd -p underpass -p underpass-benches";
 
@@ -32,10 +53,12 @@ pub fn all(tree: &Tree) -> Result<(), String> {
         fs::create_dir_all(out.join(d)).map_err(|e| format!("{}: {e}", out.display()))?;
     }
     run(&mut tree.cargo(&format!("{PROGRAMS} {BINS}")))?;
+    for_images(tree, &out)?;
     // (Only the last step differs: what it is made of is built above.)
-    run(&mut tree.cargo(&format!(
-        "rustc --release -p underpass --bin {STATIC} -- -C target-feature=+crt-static"
-    )))?;
+    let mut linked = tree.cargo(&format!(
+        "rustc --release -p underpass --bin {STATIC} -- -C target-feature=+crt-static --cfg underpass_probe"
+    ));
+    run(linked.env(PROBE_ENV, out.join("lib").join(PROBE)))?;
     for b in ["underpass", "underpassd", STATIC] {
         put(
             &tree.target.join("release").join(b),
@@ -43,7 +66,12 @@ pub fn all(tree: &Tree) -> Result<(), String> {
             |_| Ok(()),
         )?;
     }
-    let mut zig = tree.cargo("zigbuild --release -p underpass-shim --target");
+    Ok(())
+}
+
+/// What runs with the C library of any image: the shim, and the probe.
+fn for_images(tree: &Tree, out: &Path) -> Result<(), String> {
+    let mut zig = tree.cargo("zigbuild --release -p underpass-shim -p underpass-probe --target");
     zig.arg(format!("{SHIM_TARGET}.{SHIM_GLIBC}"));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::iter::once(tree.target.join("venv/bin")).chain(std::env::split_paths(&path));
@@ -53,20 +81,25 @@ pub fn all(tree: &Tree) -> Result<(), String> {
         std::env::join_paths(dirs).map_err(|e| e.to_string())?,
     );
     run(&mut zig)?;
-    let so = tree
-        .target
-        .join(SHIM_TARGET)
-        .join("release/libunderpass.so");
-    put(&so, &out.join("lib/libunderpass.so"), |tmp| {
-        // A missing dependency of a preload kills every program. musl has no dynamic linker of that
-        // name; glibc's is always there, listed or not. What is wanted of libdl.so.2 is weak.
-        let file = tmp.to_string_lossy();
-        let patch = |args: &[&str]| run(&mut tree.command("patchelf", &[args, &[&file]].concat()));
-        for library in ["ld-linux-x86-64.so.2", "libdl.so.2"] {
-            patch(&["--remove-needed", library])?;
-        }
-        elf::make_weak(tmp, "dlsym", "libdl.so.2")
-    })
+    let built = tree.target.join(SHIM_TARGET).join("release");
+    let weak = |name: &str, libraries: &[(&str, &[&str])]| {
+        put(&built.join(name), &out.join("lib").join(name), |tmp| {
+            // A missing dependency of a preload kills every program. musl has no dynamic linker of that name; glibc's
+            // is always there, listed or not. What is wanted of the others is weak.
+            let unlist = |library: &str| {
+                let file = tmp.to_string_lossy();
+                run(&mut tree.command("patchelf", &["--remove-needed", library, &file]))
+            };
+            unlist("ld-linux-x86-64.so.2")?;
+            for (library, symbols) in libraries {
+                unlist(library)?;
+                elf::make_weak(tmp, symbols, library)?;
+            }
+            Ok(())
+        })
+    };
+    weak(PROBE, PROBE_WANTS)?;
+    weak("libunderpass.so", &[("libdl.so.2", &["dlsym"])])
 }
 
 /// Copies `from` beside `to`, lets `change` work on the copy, and renames it over `to`.

@@ -6,12 +6,14 @@ use object::LittleEndian as LE;
 use std::fs;
 use std::path::Path;
 
-/// Makes the reference to `symbol` weak and without a version, and takes `library` from the list of
+/// Makes the references to `symbols` weak and without a version, and takes `library` from the list of
 /// libraries whose versions the dynamic linker checks before it starts a program.
-pub fn make_weak(file: &Path, symbol: &str, library: &str) -> Result<(), String> {
-    let failed = |e: String| format!("{}: {symbol} of {library}: {e}", file.display());
+pub fn make_weak(file: &Path, symbols: &[&str], library: &str) -> Result<(), String> {
+    let failed = |e: String| format!("{}: {symbols:?} of {library}: {e}", file.display());
     let mut data = fs::read(file).map_err(|e| failed(e.to_string()))?;
-    for change in [weak(&data, symbol), unlisted(&data, library)] {
+    let weak = symbols.iter().map(|symbol| weak(&data, symbol));
+    let changes: Vec<_> = weak.chain([unlisted(&data, library)]).collect();
+    for change in changes {
         for (at, bytes) in change.map_err(failed)? {
             data[at..at + bytes.len()].copy_from_slice(&bytes);
         }

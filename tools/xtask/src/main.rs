@@ -306,7 +306,7 @@ fn unit(tree: &Tree) -> Step {
     // Debug assertions and overflow checks are on here. The programs' own crates have no unit tests
     // of their own to run under the shim: those are integration tests.
     let c = tree
-        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-kubelet -p underpass-webhook -p underpass-admin -p underpassd -p underpass -p xtask --lib --bins --tests");
+        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-kubelet -p underpass-webhook -p underpass-admin -p underpassd -p underpass -p underpass-probe -p xtask --lib --bins --tests");
     Step::new("unit", Kind::Tests, 230, c)
 }
 

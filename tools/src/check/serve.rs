@@ -1,0 +1,144 @@
+//! `underpass check --serve`: the other end of `--measure`.
+//!
+//! This process listens, and starts a probe under the shim for each client that knocks. The probe accepts the connection
+//! and reads its first 16 bytes, which say whether it is to be on TCP or on a lane. So there is one port; a probe that has
+//! accepted for a lane is the only holder of that connection; and one for TCP does without the shim.
+
+use super::probe::Probes;
+use crate::cli::Serve;
+use crate::out::{self, Failure, Outcome};
+use crate::shimlib;
+use rustix::event::{poll, PollFd, PollFlags};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, TcpListener};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Stdio};
+use std::sync::{mpsc, Arc, Mutex, PoisonError};
+use std::time::Duration;
+use underpass_probe::wire::{self, Answer, LENGTH};
+
+/// Connections at a time, those among them whose greeting is still to come.
+const CLIENTS_MAX: usize = 16;
+/// Time for a probe to start and accept.
+const START: Duration = Duration::from_secs(10);
+/// Time for one that is sent away to have sent its greeting: with bytes unread, it would see a reset.
+const GOODBYE: Duration = Duration::from_millis(200);
+/// Pause after an error of the system's (no descriptors, no processes).
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Which connections there are.
+#[derive(Default)]
+struct Clients {
+    now: usize,
+    /// Some client has been served.
+    served: bool,
+}
+
+type Shared = Arc<Mutex<Clients>>;
+
+fn lock(c: &Shared) -> std::sync::MutexGuard<'_, Clients> {
+    c.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub fn run(at: Serve, once: bool, probes: &Probes) -> Outcome {
+    if let (None, Err(f)) = (&probes.lib, shimlib::find()) {
+        out::complain(format_args!("no lanes, TCP only: {}", f.message));
+    }
+    let listener = bind(at)?;
+    let here = listener.local_addr().map_err(Failure::new)?;
+    // (Probes share this: one whose client has gone does not wait for the next.)
+    listener.set_nonblocking(true).map_err(Failure::new)?;
+    out::print(&format!("listening on {here}\n"))?;
+    let clients = Shared::default();
+    loop {
+        if poll(&mut [PollFd::new(&listener, PollFlags::IN)], None).is_err() {
+            continue; // a signal
+        }
+        if lock(&clients).now == CLIENTS_MAX {
+            turn_away(&listener);
+            continue;
+        }
+        lock(&clients).now += 1;
+        let (accepted, told) = mpsc::channel();
+        match probe(&listener, probes) {
+            Ok(child) => {
+                let clients = clients.clone();
+                std::thread::spawn(move || attend(child, &accepted, &clients, once));
+            }
+            Err(f) => {
+                lock(&clients).now -= 1;
+                out::complain(f.message);
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+        }
+        // Until it has accepted, the client that knocked is still there.
+        if told.recv_timeout(START).is_err() {
+            drop(listener.accept());
+        }
+    }
+}
+
+fn probe(listener: &TcpListener, probes: &Probes) -> Result<Child, Failure> {
+    let stdin = listener.try_clone().map_err(Failure::new)?;
+    let mut command = probes.command(&["serve"], true)?;
+    command
+        .stdin(Stdio::from(OwnedFd::from(stdin)))
+        .stdout(Stdio::piped());
+    command
+        .spawn()
+        .map_err(|e| Failure::new(format_args!("cannot start the probe: {e}")))
+}
+
+/// Hears what a probe says until it ends.
+fn attend(mut child: Child, accepted: &mpsc::Sender<()>, clients: &Shared, once: bool) {
+    let mut served = false;
+    let lines = child.stdout.take().map(|o| BufReader::new(o).lines());
+    for line in lines.into_iter().flatten().map_while(Result::ok) {
+        if line == "accepted" {
+            let _ = accepted.send(());
+        } else if let Some(client) = line.strip_prefix("serving ") {
+            served = true;
+            let _ = out::print(&format!("{}\n", out::clean(client)));
+        }
+    }
+    let _ = child.wait();
+    let mut c = lock(clients);
+    c.now -= 1;
+    c.served |= served;
+    // (A client keeps both of its connections until it has measured.)
+    if once && c.served && c.now == 0 {
+        std::process::exit(0);
+    }
+}
+
+fn bind(at: Serve) -> Result<TcpListener, Failure> {
+    let any = [
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED), // IPv4, too
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    ];
+    let one = at.ip.map(|ip| [ip]);
+    let ips = one.as_ref().map_or(&any[..], |ip| &ip[..]);
+    let mut last = io::Error::from(ErrorKind::AddrNotAvailable);
+    for ip in ips {
+        match TcpListener::bind((*ip, at.port)) {
+            Ok(l) => return Ok(l),
+            Err(e) => last = e,
+        }
+    }
+    Err(Failure::new(format_args!(
+        "cannot listen on port {}: {last}",
+        at.port
+    )))
+}
+
+fn turn_away(listener: &TcpListener) {
+    let Ok((mut s, _)) = listener.accept() else {
+        std::thread::sleep(PAUSE);
+        return;
+    };
+    let _ = s.write_all(&wire::answer(Answer::Busy));
+    let _ = s.shutdown(Shutdown::Write);
+    let _ = s.set_read_timeout(Some(GOODBYE));
+    let _ = s.read(&mut [0; LENGTH]);
+}
