@@ -10,6 +10,8 @@ use underpass_tests::harness::program::{Output, Running};
 use underpass_tests::harness::{paths, until, Daemon, Place, Pods, Program};
 
 const LIMIT: Duration = Duration::from_secs(60);
+/// Measurements of which one is to stay on its lane.
+const TRIES: u32 = 5;
 const SHORT: &str = "--rounds 2 -t 0.05";
 
 /// The tool (which of them, and how it runs), a daemon, and the library that it finds.
@@ -125,9 +127,20 @@ fn a_lane_on_one_node() -> Result<()> {
         ("static", linked_statically()),
         ("under the shim", under_it()),
     ] {
-        let before = d.stats()?.lane_tx_bytes;
-        let (server, port) = tool.serve("127.0.0.1").context(what)?;
-        let (out, v) = tool.measure("127.0.0.1", &port, SHORT).context(what)?;
+        let (mut before, mut server, mut port) = (0, None, String::new());
+        let mut last = None;
+        // Where processors are scarce, a slow reader sends a lane to TCP: the tool says so, and has no figures then.
+        for _ in 0..TRIES {
+            before = d.stats()?.lane_tx_bytes;
+            drop(server.take());
+            let (running, at) = tool.serve("127.0.0.1").context(what)?;
+            (server, port) = (Some(running), at);
+            last = Some(tool.measure("127.0.0.1", &port, SHORT).context(what)?);
+            if last.as_ref().is_some_and(|(_, v)| v["why_not"].is_null()) {
+                break;
+            }
+        }
+        let (server, (out, v)) = server.zip(last).context(port)?;
         measured(&d, &v, before).context(what)?;
         ensure!(out.status.code() == Some(0), "{what}: {out:?}");
         let said = server.wait(LIMIT).context(what)?;
