@@ -186,7 +186,7 @@ fn step(i: u32, fd: i32, why: Reason, waited: u64) -> Option<bool> {
 }
 
 /// Waits a millisecond for what [`step`] misses.
-fn await_peer(i: u32, fd: i32) {
+pub(super) fn await_peer(i: u32, fd: i32) {
     let (c, l) = (table::conn(i), table::local(i));
     if let Some((group, _)) = attached::of(c, l) {
         port::ring(group);
