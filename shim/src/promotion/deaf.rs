@@ -42,6 +42,6 @@ pub fn bring_unread(i: u32, fd: i32) {
         if c.rx.engaged() && asked.is_due() {
             asked.ask(i);
         }
-        await_peer(i, fd);
+        await_peer(i, fd, asked.wait_ms());
     }
 }
