@@ -5,6 +5,7 @@
 //! `leave` waits for the peer: until all is settled, a connection stays where it is.
 
 mod commands;
+mod deaf;
 mod died;
 pub mod dispatch;
 pub mod family;
@@ -17,6 +18,7 @@ mod retire;
 pub(crate) mod takeover;
 
 pub use commands::command;
+pub use deaf::bring_unread;
 pub use died::holder_died;
 pub use leave::{all_left, leave, lend, yield_lane, LEAVE_MS};
 pub use register::{daemon_lost, declined};

@@ -23,8 +23,9 @@ static const char *const ways[] = {"dup2", "system", "popen", "spawn", "vfork", 
                                    "fork-exec-bare-kept", "exec", "exec-bare", "rights", "splice", "lowat", "inq", "fdopen", "dprintf",
                                    "sendfile", "async"};
 
-enum { ASLEEP, COMPUTING, STOPPED, HALF, CLOSED, EXITED, KILLED, PEERS };
-static const char *const peers[] = {"asleep", "computing", "stopped", "half", "closed", "exited", "killed"};
+/* HALF and BOTH: the peer has shut down what it sends, or both directions; OURS: this end has, both. */
+enum { ASLEEP, COMPUTING, STOPPED, OURS, HALF, BOTH, CLOSED, EXITED, KILLED, PEERS };
+static const char *const peers[] = {"asleep", "computing", "stopped", "ours", "half", "both", "closed", "exited", "killed"};
 
 enum { NONE, ONE, SOME, FULL, OVER, STUCK, AMOUNTS };
 static const char *const amounts[] = {"0", "1", "2000", "full", "over", "stuck"};
@@ -57,13 +58,14 @@ struct shared {
 
 static struct shared *s;
 static int is_gone(void) { return s->cell.peer >= CLOSED; }
+static int is_deaf(void) { return s->cell.peer >= BOTH; }
 static int goes_on(void) { return s->cell.peer <= STOPPED; }
 static int is_bare(void) { return !getenv("LD_PRELOAD"); }
 static int is_stuck(void) { return s->cell.unread == STUCK || s->cell.own == STUCK; }
 static int writes(int way) { return way == DPRINTF || way == SENDFILE; }
 
 /* The peer's kernel may drop bytes that this end's kernel has no room for yet: no one knows how many. */
-static int may_lose(void) { return is_gone() && s->cell.unread >= FULL && (s->cell.own || writes(s->cell.way)); }
+static int may_lose(void) { return s->cell.unread >= FULL && ((is_gone() && s->cell.own) || (is_deaf() && writes(s->cell.way))); }
 
 static char pattern(long i) { return (char)(' ' + ((i * 2654435761u) >> 13) % 64); }
 
@@ -130,7 +132,9 @@ static void verify(int b, long *at, long end) {
 static void go_on(int b) {
     long at = 0;
     char c;
-    verify(b, &at, s->own_sent + s->out);
+    verify(b, &at, s->own_sent + (s->cell.peer == BOTH ? 0 : s->out));
+    if (s->cell.peer == OURS && recv(b, &c, 1, 0)) peer_ends("sees no end");
+    if (s->cell.peer == OURS || s->cell.peer == BOTH) return;
     if (goes_on() && send_pattern(b, s->sent, MORE) != MORE) peer_ends("cannot send");
     verify(b, &at, s->own_sent + s->out + REPLY);
     if (s->cell.peer == HALF && recv(b, &c, 1, 0)) peer_ends("sees no end");
@@ -147,7 +151,7 @@ static _Noreturn void peer(int b) {
     if (!s->own_by_ring) arrive(b, s->own_sent);
     else if (s->begins) land(b, s->own_sent);
     s->by_ring = fill(b, bytes[s->cell.unread], &s->sent);
-    if (s->cell.peer == HALF) NEED(!shutdown(b, SHUT_WR));
+    if (s->cell.peer == HALF || s->cell.peer == BOTH) NEED(!shutdown(b, s->cell.peer == HALF ? SHUT_WR : SHUT_RDWR));
     if (s->cell.peer == CLOSED) close(b);
     s->there = 1;
     if (s->cell.peer == EXITED) exit(0);

@@ -64,14 +64,16 @@ fn handed_on() -> Result<()> {
     Ok(())
 }
 
-/// The same with clients under the shim: what is offered meanwhile must not be taken. (Not eager: a lane
-/// whose peer has already shut down with bytes unread cannot be left without it yet.)
+/// The same with clients under the shim: what is offered meanwhile must not be taken, and what a client has sent before it
+/// shut down is there.
 #[test]
 fn handed_on_by_both() -> Result<()> {
     for how in WAYS {
         let d = Daemon::start()?;
         served(how, &d.place(), &d.place())?;
         registered(&d, how)?;
+        served(how, &d.eager(), &d.eager())?;
+        ensure!(d.stats()?.resets == 0, "{how}: {}", d.picture());
     }
     Ok(())
 }

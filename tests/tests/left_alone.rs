@@ -1,6 +1,6 @@
 //! Leaving a lane beside an end that does nothing: the daemon brings that end's ring to TCP in its stead.
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use std::time::Duration;
 use underpass_tests::harness::{c, Daemon, Place, Program};
 
@@ -60,6 +60,55 @@ fn beside_one_that_does_nothing() -> Result<()> {
             );
         }
     }
+    Ok(())
+}
+
+/// What a call that starts a program may wait, however many connections it lends: each wait is a round for all of them, and
+/// the later ones are longer. (Commonly there are two.)
+const WAITS: u32 = 40;
+
+/// The thread that calls `system` once has a thousand lanes to peers that do nothing, or never read: no connection is reset,
+/// none loses a byte, and it waits no more often than with five. (There are seats for 1,024 takeovers at a time.)
+#[test]
+fn no_more_waits_for_a_thousand() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let program = dir.path().join("many");
+    c::compile("many", &program)?;
+    let run = |place: &Place, args: &str| -> Result<Vec<u32>> {
+        let out = Program::new(&program, place).words(args).run(LIMIT)?;
+        let ok = out.status.success() && out.stdout.contains("result ok");
+        ensure!(ok, "{args}: {}\n{}\n{}", out.status, out.stdout, out.stderr);
+        let words = out.stdout.split_whitespace();
+        Ok(words.filter_map(|w| w.parse().ok()).collect())
+    };
+    let d = Daemon::start()?;
+    let few = ["asleep", "stopped", "hostile"]
+        .map(|how| ["system", "popen", "spawn", "fork"].map(|way| (5, format!("5 1 {how} {way}"))));
+    let many = [
+        (1000, "1000 1 asleep system"),
+        (1000, "1000 1 stopped popen"),
+        (1000, "1000 1 hostile fork"),
+        (2000, "2000 2 hostile spawn"),
+    ];
+    let many = many.map(|(n, args)| (n, args.to_owned()));
+    for (n, args) in few.into_iter().flatten().chain(many) {
+        if n == 5 {
+            run(&Place::bare(), &args).context("bare")?;
+        }
+        let said = run(&d.eager(), &args).with_context(|| d.picture())?;
+        println!("{args}: {said:?}");
+        let [lanes, waits, _ms] = said[..] else {
+            bail!("{args}: {said:?}");
+        };
+        ensure!(lanes == n && waits <= WAITS, "{args}: {said:?}");
+    }
+    let s = d.stats()?;
+    let whole = !d.log()?.join("\n").contains("(fuse)");
+    ensure!(
+        s.resets == 0 && whole && s.taken_over > 4000,
+        "{}",
+        d.picture()
+    );
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use lane::proto::reason::Reason;
 use std::time::Duration;
 use underpass_admin::Row;
 use underpass_tests::harness::peers::{result, Echo};
-use underpass_tests::harness::{until, Daemon, Place, Program, Running, PATIENCE};
+use underpass_tests::harness::{c, until, Daemon, Place, Program, Running, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(90);
 const CONNS: usize = 5;
@@ -103,4 +103,11 @@ fn tcp_while_the_program_goes_on() -> Result<()> {
     l.finish().with_context(|| d.picture())?;
     ensure!(d.stats()?.resets == 0, "{}", d.picture());
     Ok(())
+}
+
+/// By whichever call it is spawned, it finds what is on its parent's ring.
+#[test]
+fn spawned_programs_have_every_byte() -> Result<()> {
+    c::both_ways("spawned", &["without"], 4, 100)?;
+    c::both_ways_with("pidfd_spawn", "spawned", &["with"], 8, 200)
 }

@@ -138,7 +138,8 @@ fn exports_its_hooks() -> Result<()> {
     let wanted = "socket connect accept accept4 send sendto sendmsg sendmmsg recv recvfrom recvmsg recvmmsg \
         read write readv writev sendfile sendfile64 splice close close_range shutdown dup dup2 dup3 \
         fcntl fcntl64 ioctl sockatmark getsockopt setsockopt poll ppoll select pselect epoll_create epoll_create1 epoll_ctl \
-        epoll_wait epoll_pwait fork execve posix_spawn system popen fdopen syscall";
+        epoll_wait epoll_pwait fork execve posix_spawn posix_spawnp pidfd_spawn pidfd_spawnp \
+        system popen fdopen syscall";
     let missing: Vec<&str> = wanted
         .split_whitespace()
         .filter(|w| !exported.contains(*w))

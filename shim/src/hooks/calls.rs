@@ -106,7 +106,8 @@ macro_rules! calls {
                 "ends the process inside libc" [quick_exit];
                 "streams and spawned programs use their descriptors inside libc" [
                     fdopen dprintf __dprintf_chk vdprintf __vdprintf_chk popen pclose system
-                    posix_spawn posix_spawnp posix_spawn_file_actions_adddup2
+                    posix_spawn posix_spawnp pidfd_spawn pidfd_spawnp
+                    posix_spawn_file_actions_adddup2
                     posix_spawn_file_actions_init posix_spawn_file_actions_destroy
                 ];
                 "threads of libc's own use the descriptor" [

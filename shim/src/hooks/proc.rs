@@ -178,22 +178,30 @@ unsafe fn keeps_nothing(path: *const c_char) -> bool {
     path.is_some_and(|p| p.ends_with(b"/lib/jspawnhelper"))
 }
 
+/// Makes `native`, which spawns `program`, when the connections that it gets are on TCP.
+///
+/// # Safety
+/// `program` is null or a C string.
+unsafe fn spawn<T>(
+    program: *const c_char,
+    actions: *const c_void,
+    native: impl FnOnce() -> T,
+) -> T {
+    // SAFETY: by contract.
+    if unsafe { keeps_nothing(program) } {
+        return thread::outside(native);
+    }
+    actions::before_spawn(actions);
+    process::spawning(native) // (waits for all of them first)
+}
+
 macro_rules! spawn {
     ($($name:ident($($a:ident: $t:ty),*) -> $r:ty, $program:expr, $actions:expr, $pid:expr;)*) => {$(
         #[no_mangle]
         pub unsafe extern "C" fn $name($($a: $t),*) -> $r {
             let _inside = thread::enter();
-            // SAFETY: the application's path.
-            let keeps = !unsafe { keeps_nothing($program) };
-            // SAFETY: see above.
-            let native = || unsafe { real::$name($($a),*) };
-            let r = match keeps {
-                true => {
-                    actions::before_spawn($actions);
-                    process::spawning(native) // (waits for all of them first)
-                }
-                false => thread::outside(native),
-            };
+            // SAFETY: see above; the application's path.
+            let r = unsafe { spawn($program, $actions, || real::$name($($a),*)) };
             let pid: *const i32 = $pid;
             // SAFETY: null, or the application's variable, which the call has just set.
             if let Some(pid) = unsafe { pid.as_ref() } {
@@ -208,6 +216,39 @@ spawn! {
     posix_spawn(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p, fa, pid;
     posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p, fa, pid;
     popen(c: *const c_char, t: *const c_char) -> *mut c_void, core::ptr::null(), core::ptr::null(), core::ptr::null();
+}
+
+/// (In glibc since 2.39.) They return a number of an error. Where the C library lacks them it is ENOSYS, which callers
+/// know from kernels that cannot do it.
+macro_rules! pidfd_spawn {
+    ($($name:ident)*) => {$(
+        #[no_mangle]
+        pub unsafe extern "C" fn $name(pidfd: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32 {
+            let _inside = thread::enter();
+            // SAFETY: see above; the application's path.
+            match unsafe { spawn(p, fa, || real::$name(pidfd, p, fa, at, a, e)) } {
+                -1 => libc::ENOSYS,
+                0 => {
+                    // SAFETY: the call has just set it.
+                    crate::preserving_errno(|| unsafe { spawned_as(*pidfd) });
+                    0
+                }
+                error => error,
+            }
+        }
+    )*};
+}
+
+pidfd_spawn! { pidfd_spawn pidfd_spawnp }
+
+/// A program was spawned, and its pidfd is a new descriptor of this process.
+fn spawned_as(pidfd: i32) {
+    process::replaced(pidfd);
+    // SAFETY: see above. (The library has it if it has those above.)
+    let pid = thread::outside(|| unsafe { real::pidfd_getpid(pidfd) });
+    if pid > 0 {
+        process::spawned(lane::num::bits(pid));
+    }
 }
 
 /// The command has ended when it returns, and its descriptors with it.

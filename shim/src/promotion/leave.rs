@@ -58,13 +58,14 @@ pub fn lend(i: u32, fd: i32) {
     }
 }
 
-/// Waits until the connections that were lent are on TCP: at most [`LEAVE_MS`] for all of them together.
+/// Waits until the connections that were lent are on TCP: at most [`LEAVE_MS`] for all of them together (but the time that
+/// thousands of them take here is not the peers').
 pub fn all_left() {
     let begin = sys::now_ms();
     let mut asked = Asked::new();
     loop {
         let (waited, due) = (sys::now_ms() - begin, asked.is_due());
-        let late = waited > LEAVE_MS;
+        let late = waited > LEAVE_MS && asked.has_waited_enough();
         let mut waits = None;
         table::each_fd(|_, i, c| {
             let l = table::local(i);
@@ -87,7 +88,7 @@ pub fn all_left() {
         let Some((i, fd)) = waits else {
             return;
         };
-        await_peer(i, fd);
+        await_peer(i, fd, asked.wait_ms());
     }
 }
 
@@ -115,7 +116,7 @@ fn come_down(i: u32, fd: i32, why: Reason) -> bool {
             reset(table::conn(i), fd, Reason::Stalled);
             return false;
         }
-        await_peer(i, fd);
+        await_peer(i, fd, asked.wait_ms());
     }
 }
 
@@ -185,8 +186,8 @@ fn step(i: u32, fd: i32, why: Reason, waited: u64) -> Option<bool> {
     None
 }
 
-/// Waits a millisecond for what [`step`] misses.
-fn await_peer(i: u32, fd: i32) {
+/// Waits so many milliseconds for what [`step`] misses.
+pub(super) fn await_peer(i: u32, fd: i32, ms: u32) {
     let (c, l) = (table::conn(i), table::local(i));
     if let Some((group, _)) = attached::of(c, l) {
         port::ring(group);
@@ -194,7 +195,7 @@ fn await_peer(i: u32, fd: i32) {
     // (Nothing but room on TCP ends the wait early: the end of a connection is there all the time.)
     let drains = c.tx.mode.load(Relaxed) == tx::mode::DRAIN
         && attached::of(c, l).is_some_and(|(_, m)| !c.tx.awaits(&m));
-    let _ = sys::poll_ms(if drains { fd } else { -1 }, libc::POLLOUT, 1);
+    let _ = sys::poll_ms(if drains { fd } else { -1 }, libc::POLLOUT, ms);
     // The peer's end may be a lane of this same process: do that end's part, too.
     table::each(|k, other| {
         if k != i {

@@ -67,6 +67,10 @@ fn is_clear(i: u32, c: &Conn, group: &LinkGroup) -> bool {
         return false;
     };
     let port = Sock::new(l.fd.load(Relaxed), group);
+    // (What an end has unread on its ring when it has shut both directions down, no one brings to TCP.)
+    if c.rx.is_deaf(&m) && c.rx.ring_unread(&m) > 0 {
+        return false;
+    }
     let was = c.tx.is_up();
     let _ = c.tx.look(&m, &port); // the peer may have requested to go down before
     if was && !c.tx.is_up() {

@@ -5,7 +5,7 @@ use super::{has, is_still, remote, retire};
 use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::state::{attached, waiters};
-use crate::sys::{lock, pids};
+use crate::sys::{self, lock, pids};
 use crate::tcp::port::Sock;
 use crate::tcp::probes;
 use crate::{daemon, sets};
@@ -17,13 +17,20 @@ use lane::proto::reason::Reason;
 
 /// Number of waits in which a peer that runs does its part by itself.
 const ASK_AFTER: u32 = 1;
-/// Number of waits after which the daemon is asked again: the peer was at work when it looked.
-const ASK_AGAIN: u32 = 100;
+/// Milliseconds after which the daemon is asked again: the peer was at work when it looked.
+const ASK_AGAIN_MS: u64 = 100;
+/// Number of waits of a millisecond; each later one is twice as long, up to the longest, so that they are few however long
+/// the daemon takes.
+const SHORT_WAITS: u32 = 4;
+const LONGEST_LOG2: u32 = 5;
+/// Number of waits without which no connection is given up.
+const ENOUGH_WAITS: u32 = 10;
 
-/// When the daemon is to be asked, counted in waits.
+/// The waits of a call that leaves lanes, and when the daemon is to be asked.
 pub struct Asked {
     waits: u32,
-    due: u32,
+    /// Not before this time (CLOCK_MONOTONIC, ms).
+    due_ms: u64,
 }
 
 impl Asked {
@@ -31,16 +38,28 @@ impl Asked {
     pub fn new() -> Self {
         Asked {
             waits: 0,
-            due: ASK_AFTER,
+            due_ms: 0,
         }
+    }
+
+    /// Milliseconds for the next wait.
+    pub fn wait_ms(&self) -> u32 {
+        1 << self.waits.saturating_sub(SHORT_WAITS).min(LONGEST_LOG2)
+    }
+
+    /// Were there enough for all others to do their part?
+    pub fn has_waited_enough(&self) -> bool {
+        self.waits >= ENOUGH_WAITS
     }
 
     /// Before each wait: is the daemon to be asked now?
     pub fn is_due(&mut self) -> bool {
         // (A child that was just forked is greeted meanwhile. A vfork child has the parent's connection.)
-        let is = self.waits >= self.due && (table::is_vfork_child() || daemon::ensure());
+        let now = sys::now_ms();
+        let due = self.waits >= ASK_AFTER && now >= self.due_ms;
+        let is = due && (table::is_vfork_child() || daemon::ensure());
         if is {
-            self.due = self.waits + ASK_AGAIN;
+            self.due_ms = now + ASK_AGAIN_MS;
         }
         self.waits += 1;
         is
@@ -49,7 +68,7 @@ impl Asked {
     /// We leave this lane, and what is on its rings is not on TCP: asks the daemon to bring it there.
     pub fn ask(&mut self, i: u32) {
         if !ask(i) {
-            self.due = self.waits; // again after the next wait
+            self.due_ms = 0; // again after the next wait
         }
     }
 }

@@ -245,6 +245,9 @@ real! {
     fexecve(fd: i32, a: *const *const c_char, e: *const *const c_char) -> i32;
     posix_spawn(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32;
     posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32;
+    pidfd_spawn(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32;
+    pidfd_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32;
+    pidfd_getpid(pidfd: i32) -> i32;
     system(c: *const c_char) -> i32;
     popen(c: *const c_char, t: *const c_char) -> *mut c_void;
     pclose(f: *mut c_void) -> i32;
