@@ -307,7 +307,7 @@ fn unit(tree: &Tree) -> Step {
     // of their own to run under the shim: those are integration tests.
     let c = tree
         .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-kubelet -p underpass-webhook -p underpass-admin -p underpassd -p underpass -p underpass-probe -p xtask --lib --bins --tests");
-    Step::new("unit", Kind::Tests, 230, c)
+    Step::new("unit", Kind::Tests, 250, c)
 }
 
 /// The data engine over simulated verbs, thousands of seeds.
@@ -315,7 +315,7 @@ fn engine(tree: &Tree) -> Step {
     Step::new(
         "engine",
         Kind::Tests,
-        90,
+        60,
         tree.cargo("test --release -p underpass-rdma --tests"),
     )
 }
@@ -441,7 +441,7 @@ fn as_root(step: Step) -> Step {
 fn cluster(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test cluster --");
     c.args(names);
-    as_root(Step::new("cluster", Kind::Tests, 370, c))
+    as_root(Step::new("cluster", Kind::Tests, 460, c))
 }
 
 /// Two nodes of a cluster in virtual machines, which have RDMA.
@@ -456,7 +456,7 @@ fn cluster_lab(tree: &Tree) -> Step {
 /// The programs of a cluster; once.
 fn kubernetes(tree: &Tree) -> Step {
     let build = tree.command("tools/build-kubernetes.sh", &[]);
-    Step::new("kubernetes", Kind::Check, 345, build)
+    Step::new("kubernetes", Kind::Check, 290, build)
 }
 
 /// What is done with image and package.
@@ -495,7 +495,7 @@ fn previous(tree: &Tree) -> Vec<Step> {
 fn lab(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test lab --");
     c.args(names);
-    Step::new("lab", Kind::Tests, 890, c)
+    Step::new("lab", Kind::Tests, 860, c)
 }
 
 #[cfg(test)]
