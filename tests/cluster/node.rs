@@ -13,7 +13,7 @@ use underpass_tests::harness::{paths, until};
 const CONTAINERD: &str = "/run/containerd/containerd.sock";
 /// The longest that a part takes to be ready: the machine has two processors, and others use them.
 pub const READY: Duration = Duration::from_secs(90);
-pub const COMMAND: Duration = Duration::from_secs(60);
+pub const COMMAND: Duration = Duration::from_secs(120);
 
 /// Where Kubernetes is: see `tools/build-kubernetes.sh`.
 pub fn kubernetes(program: &str) -> std::path::PathBuf {
