@@ -13,6 +13,7 @@ mod looks;
 mod recovered;
 pub mod register;
 mod remote;
+pub(crate) mod requeue;
 mod resets;
 pub(crate) mod tables;
 pub(crate) mod takeover;
@@ -84,6 +85,7 @@ pub struct Core<V: Provider = Ibv> {
     /// Ends of processes that have ended, which other processes may still hold.
     pub inherited: InheritedEnds,
     pub(crate) takeovers: Vec<takeover::Ordered>,
+    pub(crate) requeues: Vec<requeue::Ordered>,
     /// Ends that came from other processes, which may still hold them.
     pub holders: Holders,
     /// Notified when there is a remote lane, so that the holders of its socket are looked up (`unseen`).
@@ -178,6 +180,7 @@ impl<V: Provider> Core<V> {
             recovered: Vec::new(),
             inherited: InheritedEnds::default(),
             takeovers: Vec::new(),
+            requeues: Vec::new(),
             holders: Holders::default(),
             held: Rc::default(),
             scanned: false,
@@ -244,6 +247,7 @@ impl<V: Provider> Core<V> {
                     untold: 0,
                     under_way: HashSet::new(),
                     registered: HashMap::new(),
+                    cookies: HashMap::new(),
                     missed: Vec::new(),
                     commands: self.missed_by(process.id, hello.ident),
                     moves: PerSecond::default(),
@@ -449,6 +453,7 @@ impl<V: Provider> Core<V> {
                 lane,
                 sender,
             } => self.take_over(id, (group, lane), (side, sender))?,
+            ToDaemon::Requeue { conn, gen, bytes } => self.requeue(who(conn, gen), bytes, fds),
             ToDaemon::Moved { table_bytes } => self.moved(id, fds, table_bytes)?,
             ToDaemon::WantChunk { group, side } => {
                 self.groups.want_chunk(id, group, side, &mut out)?
@@ -531,8 +536,7 @@ impl<V: Provider> Core<V> {
         all
     }
 
-    /// Tells a shim what to do with a connection. `false`: it is not connected; what operators want
-    /// is kept until it is.
+    /// Tells a shim what to do with a connection. `false`: it is not connected; what operators want is kept until it is.
     pub fn command(&mut self, client: ClientId, conn: u32, gen: u32, op: u32) -> bool {
         let Some(p) = self.clients.get_mut(&client) else {
             return false;

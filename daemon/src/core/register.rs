@@ -222,6 +222,9 @@ impl<V: Provider> Core<V> {
             Ok((id, slot, _)) => {
                 for (e, cookie) in ends.into_iter().zip(cookies) {
                     self.groups.proven((id, slot), e, cookie);
+                    if let Some(p) = self.clients.get_mut(&e.client) {
+                        p.cookies.insert(e.conn, (e.gen, cookie));
+                    }
                 }
                 self.counters.paired += 1;
                 self.act(out, Reason::Memory, RETRY_TROUBLE_MS);
