@@ -9,11 +9,13 @@ pub mod counters;
 pub(crate) mod events;
 mod expedite;
 mod holders;
+mod idle;
 mod inherited;
 mod looks;
 mod recovered;
 pub mod register;
 mod remote;
+pub(crate) mod requeue;
 mod resets;
 pub(crate) mod tables;
 pub(crate) mod takeover;
@@ -85,6 +87,7 @@ pub struct Core<V: Provider = Ibv> {
     /// Ends of processes that have ended, which other processes may still hold.
     pub inherited: InheritedEnds,
     pub(crate) takeovers: Vec<takeover::Ordered>,
+    pub(crate) requeues: Vec<requeue::Ordered>,
     /// Ends that came from other processes, which may still hold them.
     pub holders: Holders,
     /// Notified when there is a remote lane, so that the holders of its socket are looked up (`unseen`).
@@ -181,6 +184,7 @@ impl<V: Provider> Core<V> {
             recovered: Vec::new(),
             inherited: InheritedEnds::default(),
             takeovers: Vec::new(),
+            requeues: Vec::new(),
             holders: Holders::default(),
             held: Rc::default(),
             scanned: false,
@@ -248,6 +252,7 @@ impl<V: Provider> Core<V> {
                     untold: 0,
                     under_way: HashSet::new(),
                     registered: HashMap::new(),
+                    cookies: HashMap::new(),
                     missed: Vec::new(),
                     commands: self.missed_by(process.id, hello.ident),
                     moves: PerSecond::default(),
@@ -453,6 +458,7 @@ impl<V: Provider> Core<V> {
                 lane,
                 sender,
             } => self.take_over(id, (group, lane), (side, sender))?,
+            ToDaemon::Requeue { conn, gen, bytes } => self.requeue(who(conn, gen), bytes, fds),
             ToDaemon::Moved { table_bytes } => self.moved(id, fds, table_bytes)?,
             ToDaemon::WantChunk { group, side } => {
                 self.groups.want_chunk(id, group, side, &mut out)?
@@ -535,8 +541,7 @@ impl<V: Provider> Core<V> {
         all
     }
 
-    /// Tells a shim what to do with a connection. `false`: it is not connected; what operators want
-    /// is kept until it is.
+    /// Tells a shim what to do with a connection. `false`: it is not connected; what operators want is kept until it is.
     pub fn command(&mut self, client: ClientId, conn: u32, gen: u32, op: u32) -> bool {
         let Some(p) = self.clients.get_mut(&client) else {
             return false;
@@ -545,42 +550,12 @@ impl<V: Provider> Core<V> {
         p.control.is_some()
     }
 
-    /// A process asked the daemon to stay, until [`Core::unkeep`]. The guard counts it against its cgroup; `None`:
-    /// the limit is reached.
-    pub fn keep(&mut self, process: &Process) -> Option<Member> {
-        let member = self.cgroups.get(&process.cgroup).enter()?;
-        self.kept += 1;
-        self.busy_changed();
-        Some(member)
-    }
-
-    pub fn unkeep(&mut self) {
-        self.kept -= 1;
-        self.busy_changed();
-    }
-
-    /// Programs that will need the daemon are alive, although none is connected: the idle time begins anew.
-    pub fn not_idle(&mut self) {
-        if self.idle_since.is_some() {
-            self.idle_since = Some(self.now());
-        }
-    }
-
     /// Drops what belongs to connections and lanes that ended without a message.
     pub fn sweep(&mut self) {
         let clients = &self.clients;
         self.waiting.sweep(|c| alive(clients, c));
         self.sweep_across();
         self.rails(|r| r.sweep());
-    }
-
-    pub(crate) fn busy_changed(&mut self) {
-        let idle = self.connected == 0 && self.groups.lanes() == 0 && self.kept == 0;
-        match (idle, self.idle_since) {
-            (true, None) => self.idle_since = Some(self.now()),
-            (false, Some(_)) => self.idle_since = None,
-            _ => {}
-        }
     }
 }
 

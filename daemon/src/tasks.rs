@@ -6,5 +6,6 @@
 
 pub mod channels;
 pub(crate) mod lookups;
+pub(crate) mod requeue;
 pub mod server;
 pub(crate) mod takeover;

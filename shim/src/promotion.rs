@@ -14,6 +14,7 @@ mod leave;
 pub mod received;
 mod register;
 mod remote;
+mod requeue;
 mod retire;
 pub(crate) mod takeover;
 

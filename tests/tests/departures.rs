@@ -45,7 +45,7 @@ fn every_cell_is_as_bare(within: impl Fn(Place) -> Place, env: &[(&str, String)]
             let resets = d.stats()?.resets - before;
             match killed {
                 true => ensure!(
-                    lost <= 100 && resets <= lost + 5,
+                    lost <= 26 && resets <= lost + 5,
                     "{lost} {resets} {}",
                     told()
                 ),

@@ -36,6 +36,9 @@ pub struct Client {
     pub under_way: HashSet<(u32, u32)>,
     /// When connections were registered that have neither been offered a lane nor declined, with their generations.
     pub registered: HashMap<u32, (u32, Duration)>,
+    /// Cookies of the sockets of its connections that have had a lane within the node, with their generations. (At most
+    /// one for each place in its table.)
+    pub cookies: HashMap<u32, (u32, u64)>,
     /// Messages about link groups and lanes that ended while there was no control connection; sent when there is one
     /// again.
     pub missed: Vec<ToShim>,

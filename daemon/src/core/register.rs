@@ -224,6 +224,9 @@ impl<V: Provider> Core<V> {
             Ok((id, slot, _)) => {
                 for (e, known) in ends.into_iter().zip(known) {
                     self.groups.proven((id, slot), e, known);
+                    if let Some(p) = self.clients.get_mut(&e.client) {
+                        p.cookies.insert(e.conn, (e.gen, known.0));
+                    }
                 }
                 self.counters.paired += 1;
                 self.act(out, Reason::Memory, RETRY_TROUBLE_MS);

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -127,15 +127,19 @@ pub fn say(sock: impl AsFd, m: &ToDaemon, fds: &[&dyn AsFdDyn]) {
     let mut buf = [0; MAX];
     let n = m.encode(&mut buf);
     let fds: Vec<_> = fds.iter().map(|f| f.fd()).collect();
+    say_bytes(sock, &buf[..n], &fds);
+}
+
+pub fn say_bytes(sock: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
-        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
     }
     // A daemon that has cut us off is seen when reading.
     let _ = sendmsg(
         sock,
-        &[IoSlice::new(&buf[..n])],
+        &[IoSlice::new(bytes)],
         &mut control,
         SendFlags::NOSIGNAL,
     );
