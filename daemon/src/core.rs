@@ -248,6 +248,7 @@ impl<V: Provider> Core<V> {
                     commands: self.missed_by(process.id, hello.ident),
                     moves: PerSecond::default(),
                     resets: PerSecond::default(),
+                    blown_by: None,
                 };
                 self.clients.insert(id, client);
                 self.by_process.insert(key, id);
