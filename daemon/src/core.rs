@@ -26,7 +26,7 @@ use crate::clients::control::Control;
 use crate::clients::families::Families;
 use crate::clients::family::{Family, Totals};
 use crate::clients::ids::{ClientId, ConnRef};
-use crate::clients::limits::{self, Cgroups, Member};
+use crate::clients::limits::{self, Cgroups};
 use crate::clients::notice::Notice;
 use crate::clients::view::{Holder, Snapshot};
 use crate::config::Config;
@@ -257,6 +257,7 @@ impl<V: Provider> Core<V> {
                     commands: self.missed_by(process.id, hello.ident),
                     moves: PerSecond::default(),
                     resets: PerSecond::default(),
+                    blown_by: None,
                 };
                 self.clients.insert(id, client);
                 self.by_process.insert(key, id);

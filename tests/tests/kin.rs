@@ -69,3 +69,15 @@ fn forks_while_lanes_are_attached() -> Result<()> {
 fn rings_that_grow_are_found_by_children() -> Result<()> {
     both_ways("kin", &["rings"], 60, 100 << 20)
 }
+
+/// What one thread makes while others fork is not shared for good when their children have ended.
+#[test]
+fn forks_while_connections_are_made() -> Result<()> {
+    both_ways("born", &[], 600, 500)
+}
+
+/// Many threads fork, spawn and have connections of which this process has both ends; a grandchild goes on with one.
+#[test]
+fn grandchildren_go_on() -> Result<()> {
+    both_ways("grandchildren", &["16", "3"], 20, 1_000)
+}

@@ -48,6 +48,8 @@ pub struct Client {
     pub moves: PerSecond,
     /// Resets that were logged.
     pub resets: PerSecond,
+    /// The first connection whose reset blows the fuse, until that is logged.
+    pub blown_by: Option<String>,
 }
 
 /// Counts something within seconds.

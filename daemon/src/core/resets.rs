@@ -10,10 +10,8 @@ impl<V: Provider> Core<V> {
     /// The shim says that it has reset this connection.
     pub(super) fn was_reset(&mut self, who: ConnRef, code: u32) {
         self.count_reset(code);
-        if !self.may_log(who.client) {
-            return;
-        }
-        let why = Reason::from_code(code).map_or("unknown", |r| r.info().name);
+        let reason = Reason::from_code(code);
+        let why = reason.map_or("unknown", |r| r.info().name);
         let table = self.clients.get(&who.client).map(|p| &p.family);
         let row = table.and_then(|t| t.view(who.conn));
         let ends = row
@@ -23,17 +21,31 @@ impl<V: Provider> Core<V> {
             Some((local, peer)) => format!("{local} -> {peer}"),
             None => format!("connection {}", who.conn),
         };
+        // (These blow the fuse: `count_reset` in the shim's `tcp/errors.rs`.)
+        let fault = matches!(
+            reason,
+            Some(Reason::Stalled | Reason::InDoubt | Reason::Internal)
+        );
+        if let Some(c) = self.clients.get_mut(&who.client).filter(|_| fault) {
+            c.blown_by.get_or_insert_with(|| which.clone());
+        }
+        if !self.may_log(who.client) {
+            return;
+        }
         self.event(who.client, &format!("reset {which}: {why}"));
     }
 
     /// New connections of this process stay on TCP.
     pub(super) fn fuse_blown(&mut self, id: ClientId) {
         self.counters.fuses += 1;
+        // (Another process of its family may have said which it was.)
+        let by = self.clients.get_mut(&id).and_then(|c| c.blown_by.take());
+        let of = by.map_or(String::new(), |which| format!(" of {which}"));
         if self.may_log(id) {
-            self.event(
-                id,
-                "new connections stay on TCP after a reset (fuse) until `underpass up`",
+            let says = format!(
+                "new connections stay on TCP after a reset{of} (fuse) until `underpass up`"
             );
+            self.event(id, &says);
         }
     }
 

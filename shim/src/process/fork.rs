@@ -5,15 +5,35 @@ use crate::state::{fdtab, groups, table, waiters};
 use crate::sys::{self, env, lock, pids, thread};
 use crate::{daemon, sets, tcp};
 use core::sync::atomic::Ordering::*;
-use lane::family::flag;
+use lane::family::{flag, Conn};
+
+/// Calls `f` for each connection that this fork counts: this process had it when the fork began. What other threads get
+/// meanwhile, their children hold too, or not, and enter it themselves; nobody has counted it. (What they close meanwhile
+/// stays counted, if others hold it.)
+fn each_counted(mut f: impl FnMut(&Conn)) {
+    let Some(t) = table::table() else { return };
+    let begun = thread::fork_began();
+    for i in 0..t.header.used.load(Acquire) {
+        let l = table::local(i);
+        // Acquire: pairs with the Release in `table::take`, before which `born` says that nothing counts it.
+        if l.refs.load(Acquire) != 0 && l.born.load(Relaxed) < begun {
+            f(table::conn(i));
+        }
+    }
+}
+
+/// One fork is no longer under way.
+fn uncount(c: &Conn) {
+    let _ = c.forks.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
+}
 
 /// Called before a fork: children count as holders before they exist, so that nothing is promoted meanwhile.
 pub fn before_fork() {
-    pids::fork_begins();
+    thread::begin_fork(pids::fork_begins());
     fdtab::limit_settled();
     if table::table().is_some() {
         family::forks();
-        table::each_fd(|_, _, c| {
+        each_counted(|c| {
             c.forks.fetch_add(1, SeqCst);
             // If another thread is attaching a lane, wait until it has: it looks at the holders under these locks.
             if c.flags.load(Acquire) & flag::REGISTERED != 0 {
@@ -34,10 +54,8 @@ pub fn after_fork_parent(failed: bool) {
     if !failed {
         sets::after_fork_parent();
     }
-    if failed && table::table().is_some() {
-        table::each_fd(|_, _, c| {
-            c.forks.fetch_sub(1, SeqCst);
-        });
+    if failed {
+        each_counted(uncount);
     }
 }
 
@@ -67,15 +85,16 @@ pub fn after_fork_child() {
         if !known {
             return; // stays counted among the forks
         }
-        // A duplicated descriptor was counted once per descriptor before the fork.
         if last != i && !c.holders.iter().any(|h| h.load(Relaxed) == me) {
             table::add_holder(c, me);
         }
         last = i;
-        if counted {
-            c.forks.fetch_sub(1, SeqCst);
-        }
     });
+    if counted && known {
+        each_counted(uncount);
+    }
+    // (All of it was there before any fork of this process.)
+    table::each_fd(|_, i, _| table::local(i).born.store(0, Relaxed));
     tcp::call::after_fork();
     daemon::after_fork();
     groups::after_fork();

@@ -20,6 +20,8 @@ pub struct Local {
     pub group: AtomicPtr<LinkGroup>,
     /// Descriptors of this process that refer to the connection.
     pub refs: AtomicU32,
+    /// Number of forks that had begun when this process got it.
+    pub born: AtomicU64,
     /// First registration in an epoll set (index + 1).
     pub regs: AtomicU32,
     pub regs_lock: AtomicU32,
@@ -374,34 +376,29 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         // In another pid namespace, our number means something else to the rest of the family: none may judge by it.
         c.forks.store(FOREIGN.load(Relaxed), Relaxed);
         l.group.store(core::ptr::null_mut(), Relaxed);
-        l.refs.store(1, Relaxed);
-        l.regs.store(0, Relaxed);
-        l.tcp_events.store(0, Relaxed);
+        l.born.store(u64::MAX, Relaxed);
+        l.refs.store(1, Release);
+        l.born.store(pids::forks_begun(), Relaxed);
         l.fd.store(fd, Relaxed);
         l.calls.fetch_and(CALLS, SeqCst); // (calls that have not noticed yet that their connection is gone stay counted)
         l.spin.store(4, Relaxed);
         l.hope_ms.store(0, Relaxed);
         l.downs.store(c.tx.downs.load(Relaxed), Relaxed);
         l.behind.store(TcpPos::default(), Relaxed);
-        l.starved.store(0, Relaxed);
-        l.copes.store(0, Relaxed);
-        l.refused.store(0, Relaxed);
-        l.sends_ended.store(0, Relaxed);
         l.rest.store(0, Relaxed);
+        let words = [&l.regs, &l.tcp_events, &l.starved, &l.copes, &l.fulls];
+        words.iter().for_each(|w| w.store(0, Relaxed));
+        let words = [&l.refused, &l.sends_ended, &l.came, &l.end_told, &l.from];
+        words.iter().for_each(|w| w.store(0, Relaxed));
+        let words = [&l.peer_dead, &l.unanswered, &l.standard];
+        words.iter().for_each(|w| w.store(0, Relaxed));
         let words = [&l.lingered, &l.checked, &l.end_due_ms, &l.probe_due_ms];
         words.iter().for_each(|w| w.store(0, Relaxed));
         l.zerocopy.store(0, Relaxed);
         l.zerocopy_ours.store(0, Relaxed);
         l.proved.iter().for_each(|p| p.store(0, Relaxed));
-        l.end_told.store(0, Relaxed);
-        l.peer_dead.store(0, Relaxed);
         c.probes.store(0, Relaxed);
-        l.unanswered.store(0, Relaxed);
-        l.came.store(0, Relaxed);
-        l.fulls.store(0, Relaxed);
-        l.from.store(0, Relaxed);
         l.leaving.store(0, Relaxed);
-        l.standard.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`
         return Some(num::small(i));
     }

@@ -109,9 +109,17 @@ pub fn forking() -> bool {
     FORKING.load(SeqCst) != 0
 }
 
-/// A hook begins to make a child, until [`fork_ends`].
-pub fn fork_begins() {
+/// Number of forks that hooks of this process have begun.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+pub fn forks_begun() -> u64 {
+    FORKS.load(SeqCst)
+}
+
+/// A hook begins to make a child, until [`fork_ends`]. Returns the fork's number.
+pub fn fork_begins() -> u64 {
     FORKING.fetch_add(1, SeqCst);
+    FORKS.fetch_add(1, SeqCst) + 1
 }
 
 pub fn fork_ends() {

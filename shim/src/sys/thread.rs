@@ -36,6 +36,8 @@ struct Thread {
     leave: Cell<Option<Leave>>,
     /// The thread's id; 0: not known yet. (Here, so that a hook looks up only this one thread-local record.)
     tid: Cell<u32>,
+    /// The number of the fork that it makes: see [`fork_began`].
+    fork: Cell<u64>,
 }
 
 thread_local! {
@@ -54,6 +56,7 @@ thread_local! {
             place: Cell::new(0),
             leave: Cell::new(None),
             tid: Cell::new(0),
+            fork: Cell::new(0),
         }
     };
 }
@@ -78,6 +81,16 @@ pub fn tid() -> u32 {
         }
         id => id,
     }
+}
+
+/// This thread begins a fork of this number.
+pub fn begin_fork(number: u64) {
+    thread().fork.set(number);
+}
+
+/// The number of the fork that this thread makes; in the child, of the one that made it.
+pub fn fork_began() -> u64 {
+    thread().fork.get()
 }
 
 /// In a forked child: its only thread has another id.
