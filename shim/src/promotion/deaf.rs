@@ -9,15 +9,17 @@ use crate::sys::{self, lock};
 use crate::tcp::port::Sock;
 use lane::half::rx::Revoked;
 
-/// Milliseconds for the other end, or the daemon in its stead, to begin; and for bytes that the daemon has recorded to come.
+/// Milliseconds for the other end, or the daemon in its stead, to begin; and for the bytes to come, which TCP keeps back until
+/// earlier ones are acknowledged: as long as an acknowledgement may be delayed.
 const BEGIN_MS: u64 = 200;
-const COMING_MS: u64 = 100;
+const COMING_MS: u64 = 250;
 
 /// Brings the receiving direction to TCP if bytes are unread on its ring. If neither the other end nor a daemon does its
 /// part, they stay on the ring, where this process reads them.
 pub fn bring_unread(i: u32, fd: i32) {
     let (c, l, began) = (table::conn(i), table::local(i), sys::now_ms());
     let mut asked = Asked::new();
+    let mut lay = None;
     loop {
         let Some((group, m)) = attached::of(c, l).filter(|(g, _)| !g.is_remote()) else {
             return;
@@ -27,11 +29,15 @@ pub fn bring_unread(i: u32, fd: i32) {
             let Some(_g) = lock::lock(&c.rx.lock) else {
                 return;
             };
-            if c.rx.is_up() && c.rx.ring_unread(&m) == 0 {
+            let unread = c.rx.ring_unread(&m);
+            if c.rx.is_up() && unread == 0 {
                 return;
             }
+            let lay = *lay.get_or_insert(unread);
+            let queued = || sys::ioctl_i32(fd, libc::FIONREAD).map_or(0, lane::num::bits);
+            let come = || !c.rx.is_coming(&m) && u64::from(queued()) >= lay;
             match c.rx.revoke(&m, &Sock::leaving(fd, group)) {
-                Ok(Revoked::Clear) if !c.rx.is_coming(&m) || waited > COMING_MS => return,
+                Ok(Revoked::Clear) if come() || waited > COMING_MS => return,
                 Ok(Revoked::Clear) => {}
                 Ok(Revoked::Pending) if waited > BEGIN_MS && c.rx.go_on(&m) => return,
                 Ok(Revoked::Pending) if waited > BEGIN_MS + COMING_MS => return,
