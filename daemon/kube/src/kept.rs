@@ -1,12 +1,9 @@
 //! What a daemon knows of the other nodes although the API is away when it starts: the nodes as they last were, and where
 //! those addresses were to which its node's connections led lately. It counts until the API has told everything anew.
 
-use super::nodes::{NodeAt, Nodes};
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use super::nodes::{Kept, Nodes};
 use std::io;
-use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::time::Instant;
 use underpass_pods::files::put_text;
@@ -19,20 +16,6 @@ const LOOK: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_secs(60 * 60);
 /// What is older says nothing: nodes may have been removed meanwhile.
 const OLD: Duration = Duration::from_secs(24 * 60 * 60);
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Kept {
-    pub nodes: BTreeMap<String, NodeAt>,
-    pub places: BTreeMap<IpAddr, Place>,
-}
-
-/// Where an address is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Place {
-    pub node: String,
-    /// The API says so, not only a pod's annotation.
-    pub told: bool,
-}
 
 impl Kept {
     /// What the file says; nothing, if there is none or it is old.
@@ -51,6 +34,21 @@ impl Kept {
 
     fn save(&self, file: &Path) -> io::Result<()> {
         put_text(file, &serde_json::to_vec(self)?, 0o600)
+    }
+}
+
+impl Nodes {
+    /// What was known before is in the file, and counts until the API has told everything anew. A file that cannot be read
+    /// is as good as none.
+    pub fn kept_in(file: PathBuf) -> Nodes {
+        let kept = Kept::load(&file).unwrap_or_else(|e| {
+            tracing::warn!("{}: {e}", file.display());
+            Kept::default()
+        });
+        let mut nodes = Nodes::default();
+        nodes.file = Some(file);
+        nodes.restore(&kept);
+        nodes
     }
 }
 
@@ -97,7 +95,9 @@ pub(super) async fn keep(nodes: &Nodes, file: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::nodes::{NodeAt, Placed};
     use super::*;
+    use std::net::IpAddr;
     use std::time::SystemTime;
 
     #[test]
@@ -143,7 +143,7 @@ mod tests {
                 nodes.set_node("a", Some(&at("10.0.0.1")));
                 until(1).await;
                 let ip: IpAddr = "10.1.0.1".parse().unwrap();
-                let placed = super::super::nodes::Placed {
+                let placed = Placed {
                     node: "a".into(),
                     told: vec![ip],
                     written: Vec::new(),

@@ -6,7 +6,6 @@
 //!
 //! Memory: about 350 bytes for each pod of the cluster.
 
-use super::kept::{Kept, Place};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -39,6 +38,20 @@ pub struct NodeAt {
     pub addresses: Vec<IpAddr>,
     /// When it was made there, in seconds since 1970. One that is removed and made again is another node.
     pub since: i64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Kept {
+    pub nodes: BTreeMap<String, NodeAt>,
+    pub places: BTreeMap<IpAddr, Place>,
+}
+
+/// Where an address is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Place {
+    pub node: String,
+    /// The API says so, not only a pod's annotation.
+    pub told: bool,
 }
 
 /// How certain it is that an address is a node's. The smaller ones count first.
@@ -232,22 +245,8 @@ impl Placed {
 }
 
 impl Nodes {
-    /// What was known before is in the file, and counts until the API has told everything anew. A file that cannot be read
-    /// is as good as none.
-    pub fn kept_in(file: PathBuf) -> Nodes {
-        let kept = Kept::load(&file).unwrap_or_else(|e| {
-            tracing::warn!("{}: {e}", file.display());
-            Kept::default()
-        });
-        let nodes = Nodes {
-            file: Some(file),
-            ..Nodes::default()
-        };
-        nodes.restore(&kept);
-        nodes
-    }
-
-    fn restore(&self, kept: &Kept) {
+    /// Knows this until the API says otherwise.
+    pub(super) fn restore(&self, kept: &Kept) {
         self.set_nodes(&kept.nodes);
         self.change(|s| {
             for (ip, place) in &kept.places {

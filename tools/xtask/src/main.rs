@@ -288,7 +288,7 @@ fn build_step() -> Step {
         name: "build",
         kind: Kind::Build,
         command: None,
-        budget: 420,
+        budget: 370,
         skip: None,
     }
 }
@@ -359,7 +359,7 @@ fn integration(tree: &Tree, names: &[String]) -> Step {
         c.args(["--skip", "root_"]);
     }
     c.args(names);
-    Step::new("integration", Kind::Tests, 980, c)
+    Step::new("integration", Kind::Tests, 1040, c)
 }
 
 /// Chaos for ten minutes, or as long as the environment says; a minute of it is among the integration
@@ -456,7 +456,7 @@ fn cluster_lab(tree: &Tree) -> Step {
 /// The programs of a cluster; once.
 fn kubernetes(tree: &Tree) -> Step {
     let build = tree.command("tools/build-kubernetes.sh", &[]);
-    Step::new("kubernetes", Kind::Check, 290, build)
+    Step::new("kubernetes", Kind::Check, 280, build)
 }
 
 /// What is done with image and package.
