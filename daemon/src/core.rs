@@ -551,6 +551,12 @@ impl<V: Provider> Core<V> {
         p.control.is_some()
     }
 
+    /// The processes of a family.
+    fn of_family(&self, family: Ident) -> impl Iterator<Item = &Client> {
+        let all = self.clients.values();
+        all.filter(move |p| p.family.ident == family)
+    }
+
     /// Drops what belongs to connections and lanes that ended without a message.
     pub fn sweep(&mut self) {
         let clients = &self.clients;

@@ -83,8 +83,7 @@ impl<V: Provider> Core<V> {
 
     /// Is a process of the family there?
     pub(crate) fn has_family(&self, end: &Watched) -> bool {
-        let mut all = self.clients.values();
-        all.any(|c| c.family.ident == end.family.ident)
+        self.of_family(end.family.ident).next().is_some()
     }
 
     /// The lane of these two, if this daemon has paired them. (What a table says of link groups is not believed.)
@@ -93,8 +92,8 @@ impl<V: Provider> Core<V> {
         ends: &[Watched; 2],
         may: impl Fn(&Client) -> bool,
     ) -> Option<Found> {
-        let of_family = |c: &&Client| c.family.ident == ends[0].family.ident;
-        let (files, side) = self.clients.values().filter(of_family).find_map(|c| {
+        let mut kin = self.of_family(ends[0].family.ident);
+        let (files, side) = kin.find_map(|c| {
             let who = ConnRef {
                 client: c.id,
                 conn: ends[0].conn,

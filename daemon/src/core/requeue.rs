@@ -48,8 +48,8 @@ impl<V: Provider> Core<V> {
     /// parent's.)
     fn cookie(&self, who: ConnRef) -> Option<u64> {
         let family = self.clients.get(&who.client)?.family.ident;
-        let all = self.clients.values().filter(|p| p.family.ident == family);
-        all.filter_map(|p| p.cookies.get(&who.conn))
+        let kin = self.of_family(family);
+        kin.filter_map(|p| p.cookies.get(&who.conn))
             .find(|c| c.0 == who.gen)
             .map(|c| c.1)
     }

@@ -107,12 +107,10 @@ impl Requeue {
 
     fn is_the_connection(&self) -> bool {
         let sock = self.socket.as_fd();
-        let option = |name| sockopt::get::<i32>(sock, libc::SOL_SOCKET, name).map(|v| v.0);
-        let cookie = sockopt::get::<u64>(sock, libc::SOL_SOCKET, libc::SO_COOKIE);
-        option(libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
-            && option(libc::SO_TYPE) == Ok(libc::SOCK_STREAM)
+        let kind = sockopt::get::<i32>(sock, libc::SOL_SOCKET, libc::SO_TYPE);
+        sockopt::is_tcp_of(sock, self.cookie)
+            && kind.is_ok_and(|k| k.0 == libc::SOCK_STREAM)
             && self.cookie != 0
-            && cookie.is_ok_and(|c| c.0 == self.cookie)
     }
 
     /// Over TCP, the FIN shares the buffer with the last bytes before it. It does so again if all bytes fit into the
@@ -165,7 +163,7 @@ impl Requeue {
             let (pad, piece) = (zeros.saturating_sub(at).min(n), &mut piece[..n]);
             piece[..pad].fill(0);
             let from = at.saturating_sub(zeros) as u64;
-            if read_all(&self.file, &mut piece[pad..], from)? < n - pad {
+            if memfd::read_at(&self.file, &mut piece[pad..], from)? < n - pad {
                 return Err(Refused::File);
             }
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -283,18 +281,6 @@ fn discard(sock: BorrowedFd<'_>, bytes: usize, ends: u32) -> Result<(), Refused>
         }
     }
     Ok(())
-}
-
-/// Reads a file as far as it goes, or the buffer.
-fn read_all(file: &Foreign, buf: &mut [u8], from: u64) -> Result<usize, Errno> {
-    let mut at = 0;
-    while at < buf.len() {
-        match rustix::io::pread(file, &mut buf[at..], from + at as u64)? {
-            0 => break,
-            n => at += n,
-        }
-    }
-    Ok(at)
 }
 
 #[cfg(test)]

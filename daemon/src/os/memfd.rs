@@ -37,6 +37,18 @@ pub fn seal(fd: &impl AsFd) -> Result<(), Errno> {
     }
 }
 
+/// Reads from this place on as far as the file goes, or the buffer. How many bytes that were.
+pub fn read_at(fd: impl AsFd, buf: &mut [u8], from: u64) -> Result<usize, Errno> {
+    let mut at = 0;
+    while at < buf.len() {
+        match rustix::io::pread(&fd, &mut buf[at..], from + at as u64)? {
+            0 => break,
+            n => at += n,
+        }
+    }
+    Ok(at)
+}
+
 /// Bytes of memory that are really in use.
 pub fn touched(fd: &OwnedFd) -> u64 {
     rustix::fs::fstat(fd).map_or(0, |s| num::natural(s.st_blocks) * 512)

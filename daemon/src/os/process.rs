@@ -109,11 +109,7 @@ pub fn socket_of(of: ProcId, fd: Option<u32>, inode: u64, cookie: u64) -> Option
     let none = rustix::process::PidfdGetfdFlags::empty();
     let got = rustix::process::pidfd_getfd(&pidfd, num::signed(fd), none).ok()?;
     let got = Foreign::new(got);
-    let is = sockopt::get::<i32>(got.as_fd(), libc::SOL_SOCKET, libc::SO_PROTOCOL)
-        .is_ok_and(|p| p.0 == libc::IPPROTO_TCP)
-        && sockopt::get::<u64>(got.as_fd(), libc::SOL_SOCKET, libc::SO_COOKIE)
-            .is_ok_and(|c| c.0 == cookie);
-    match is {
+    match sockopt::is_tcp_of(got.as_fd(), cookie) {
         true => Some(got),
         false => {
             got.close();

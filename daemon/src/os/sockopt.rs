@@ -34,6 +34,12 @@ pub fn get<T: Plain>(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<(T, us
     Ok((v, len as usize))
 }
 
+/// Is it a TCP socket, and the one with this cookie?
+pub fn is_tcp_of(sock: BorrowedFd<'_>, cookie: u64) -> bool {
+    get::<i32>(sock, libc::SOL_SOCKET, libc::SO_PROTOCOL).is_ok_and(|p| p.0 == libc::IPPROTO_TCP)
+        && get::<u64>(sock, libc::SOL_SOCKET, libc::SO_COOKIE).is_ok_and(|c| c.0 == cookie)
+}
+
 /// The network namespace that a socket is in. It needs CAP_NET_ADMIN there.
 pub fn network_namespace(sock: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     /// linux/sockios.h

@@ -4,6 +4,7 @@ use super::{Ledger, Surroundings};
 use crate::clients::family::Family;
 use crate::clients::ids::ConnRef;
 use crate::lanes::groups::LaneFiles;
+use crate::os::memfd;
 use lane::abi::{Cursor, Loc, CONTROL_BYTES};
 use lane::half::{Area, Memory};
 use std::cell::Cell;
@@ -92,15 +93,11 @@ impl OpenLane {
         }
         let mut done = 0;
         for p in pieces {
-            let mut offset = begin + p.start;
-            let end = begin + p.end;
-            while offset < end {
-                let part = &mut to[done..done + (end - offset)];
-                match rustix::io::pread(fd, part, offset as u64) {
-                    Ok(n) if n > 0 => (offset, done) = (offset + n, done + n),
-                    _ => return false,
-                }
+            let part = &mut to[done..done + p.len()];
+            if memfd::read_at(fd, part, (begin + p.start) as u64) != Ok(p.len()) {
+                return false;
             }
+            done += p.len();
         }
         done == to.len()
     }
