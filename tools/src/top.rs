@@ -127,12 +127,16 @@ impl Shown {
     /// Returns the signal that ended it.
     fn until_left(&mut self, terminal: &mut DefaultTerminal) -> io::Result<Option<Signal>> {
         loop {
-            terminal.draw(|f| draw::draw(f, &mut self.state))?;
+            let drawn = terminal.draw(|f| draw::draw(f, &mut self.state))?.area;
             loop {
                 if let Ok(s) = self.signals.try_recv() {
                     return Ok(Some(s));
                 }
                 if self.looked() {
+                    break;
+                }
+                // (Crossterm knows of no change before its first look for an event.)
+                if terminal.size()? != drawn.as_size() {
                     break;
                 }
                 if !event::poll(STEP)? {
@@ -145,8 +149,7 @@ impl Shown {
                         Some(_) => break,
                         None => {}
                     },
-                    Event::Resize(..) => break,
-                    _ => {}
+                    _ => {} // (of another size, too: see above)
                 }
             }
         }
