@@ -252,7 +252,7 @@ impl<V: Provider> Core<V> {
                     untold: 0,
                     under_way: HashSet::new(),
                     registered: HashMap::new(),
-                    cookies: HashMap::new(),
+                    known: HashMap::new(),
                     missed: Vec::new(),
                     commands: self.missed_by(process.id, hello.ident),
                     moves: PerSecond::default(),

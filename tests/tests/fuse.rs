@@ -6,6 +6,8 @@ use std::time::Duration;
 use underpass_admin::Target;
 use underpass_tests::harness::{c, until, Daemon, Program, PATIENCE};
 
+/// A connection is closed, and its place in the table taken by another, before the daemon hears of it.
+const CLOSED: Duration = Duration::from_millis(50);
 const LIMIT: Duration = Duration::from_secs(90);
 
 #[test]
@@ -21,9 +23,10 @@ fn new_connections_stay_on_tcp_until_up() -> Result<()> {
         d.freeze()?;
         std::fs::write(&frozen, b"")?;
         let lost = p.line("lost", LIMIT);
+        std::fs::remove_file(&frozen)?; // it closes the connection
+        std::thread::sleep(CLOSED);
         d.thaw()?;
         lost.with_context(|| d.picture())?;
-        std::fs::remove_file(&frozen)?;
         p.line("tcp", LIMIT).with_context(|| d.picture())?;
         until("both ends say so", PATIENCE, || {
             let fuse = |code: u32| code == Reason::Fuse.code();
@@ -32,11 +35,10 @@ fn new_connections_stay_on_tcp_until_up() -> Result<()> {
         })
         .with_context(|| d.picture())?;
         let log = d.log()?.join("\n");
-        // (A connection that is closed at once may be gone from the table before the daemon looks for its addresses.)
         for says in ["] reset ", ": foreign-bytes", ": stalled"] {
             ensure!(log.contains(says), "{says} is not in\n{log}");
         }
-        // The connection that is still open: what an operator looks for.
+        // What an operator looks for.
         let of = "TCP after a reset of 127.0.0.1:";
         let blown = log.lines().find(|l| l.contains("(fuse)"));
         ensure!(blown.is_some_and(|l| l.contains(of)), "no addresses: {log}");

@@ -10,6 +10,7 @@ use crate::os::process::ProcId;
 use crate::os::system::System;
 use lane::proto::msg::{op, ToShim};
 use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -36,9 +37,8 @@ pub struct Client {
     pub under_way: HashSet<(u32, u32)>,
     /// When connections were registered that have neither been offered a lane nor declined, with their generations.
     pub registered: HashMap<u32, (u32, Duration)>,
-    /// Cookies of the sockets of its connections that have had a lane within the node, with their generations. (At most
-    /// one for each place in its table.)
-    pub cookies: HashMap<u32, (u32, u64)>,
+    /// What is known of its connections since they were registered. (At most one for each place in its table.)
+    pub known: HashMap<u32, Known>,
     /// Messages about link groups and lanes that ended while there was no control connection; sent when there is one
     /// again.
     pub missed: Vec<ToShim>,
@@ -50,6 +50,15 @@ pub struct Client {
     pub resets: PerSecond,
     /// The first connection whose reset blows the fuse, until that is logged.
     pub blown_by: Option<String>,
+}
+
+/// What a table says no more once a connection is closed, or says as another process wants it.
+pub struct Known {
+    pub gen: u32,
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    /// The cookie of its socket, once it has had a lane within the node.
+    pub cookie: Option<u64>,
 }
 
 /// Counts something within seconds.

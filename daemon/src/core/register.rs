@@ -1,6 +1,7 @@
 //! Registrations: what becomes of a socket that a shim has handed in.
 
 use super::{alive, Core, RETRY_SOON_MS, RETRY_TROUBLE_MS, RETRY_UNPROVEN_MS};
+use crate::clients::client::Known;
 use crate::clients::control::Control;
 use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::limits::Job;
@@ -148,6 +149,7 @@ impl<V: Provider> Core<V> {
         if offered {
             return;
         }
+        self.knows(who, &end);
         let shown = format!("{} -> {}", end.local, end.peer);
         self.forget_across(who); // what it registered before
         let clients = &self.clients;
@@ -177,6 +179,20 @@ impl<V: Provider> Core<V> {
                 self.pair([other, who], [(its, firsts[0]), (cookie, firsts[1])]);
             }
         }
+    }
+
+    fn knows(&mut self, who: ConnRef, end: &End) {
+        let Some(p) = self.clients.get_mut(&who.client) else {
+            return;
+        };
+        let before = p.known.get(&who.conn).filter(|k| k.gen == who.gen);
+        let known = Known {
+            gen: who.gen,
+            local: end.local,
+            peer: end.peer,
+            cookie: before.and_then(|k| k.cookie),
+        };
+        p.known.insert(who.conn, known);
     }
 
     /// Registrations that are being looked at, or wait for their other end.
@@ -224,8 +240,10 @@ impl<V: Provider> Core<V> {
             Ok((id, slot, _)) => {
                 for (e, known) in ends.into_iter().zip(known) {
                     self.groups.proven((id, slot), e, known);
-                    if let Some(p) = self.clients.get_mut(&e.client) {
-                        p.cookies.insert(e.conn, (e.gen, known.0));
+                    let p = self.clients.get_mut(&e.client);
+                    let its = p.and_then(|p| p.known.get_mut(&e.conn));
+                    if let Some(k) = its.filter(|k| k.gen == e.gen) {
+                        k.cookie = Some(known.0);
                     }
                 }
                 self.counters.paired += 1;

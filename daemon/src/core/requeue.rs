@@ -47,17 +47,13 @@ impl<V: Provider> Core<V> {
     /// The cookie of the socket of a connection that had a lane within the node. (A forked child may ask about its
     /// parent's.)
     fn cookie(&self, who: ConnRef) -> Option<u64> {
-        let family = self.clients.get(&who.client)?.family.ident;
-        let kin = self.of_family(family);
-        kin.filter_map(|p| p.cookies.get(&who.conn))
-            .find(|c| c.0 == who.gen)
-            .map(|c| c.1)
+        self.known(who).find_map(|k| k.cookie)
     }
 
     /// It was carried out, or not.
     pub(crate) fn requeued(&mut self, who: ConnRef, bytes: Option<u64>) {
         if let Some(n) = bytes {
-            let what = format!("connection {}: {n} unread bytes are back on TCP", who.conn);
+            let what = format!("{}: {n} unread bytes are back on TCP", self.named(who));
             self.event(who.client, &what);
         }
     }

@@ -1,6 +1,7 @@
 //! Connections that a shim had to reset, for the log.
 
 use super::Core;
+use crate::clients::client::Known;
 use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::view;
 use lane::proto::reason::Reason;
@@ -12,15 +13,7 @@ impl<V: Provider> Core<V> {
         self.count_reset(code);
         let reason = Reason::from_code(code);
         let why = reason.map_or("unknown", |r| r.info().name);
-        let table = self.clients.get(&who.client).map(|p| &p.family);
-        let row = table.and_then(|t| t.view(who.conn));
-        let ends = row
-            .filter(|v| v.gen == who.gen)
-            .and_then(|v| Some((view::address(&v.local)?, view::address(&v.peer)?)));
-        let which = match ends {
-            Some((local, peer)) => format!("{local} -> {peer}"),
-            None => format!("connection {}", who.conn),
-        };
+        let which = self.named(who);
         // (These blow the fuse: `count_reset` in the shim's `tcp/errors.rs`.)
         let fault = matches!(
             reason,
@@ -46,6 +39,28 @@ impl<V: Provider> Core<V> {
                 "new connections stay on TCP after a reset{of} (fuse) until `underpass up`"
             );
             self.event(id, &says);
+        }
+    }
+
+    /// What is known of a connection of this process. (A forked child may have its parent's.)
+    pub(super) fn known(&self, who: ConnRef) -> impl Iterator<Item = &Known> {
+        let family = self.clients.get(&who.client).map(|p| p.family.ident);
+        let kin = family.into_iter().flat_map(|f| self.of_family(f));
+        kin.filter_map(move |p| p.known.get(&who.conn))
+            .filter(move |k| k.gen == who.gen)
+    }
+
+    /// A connection's addresses, also if it is closed by now; its number if another daemon has registered it and it is closed.
+    pub(super) fn named(&self, who: ConnRef) -> String {
+        let known = self.known(who).next().map(|k| (k.local, k.peer));
+        let ends = known.or_else(|| {
+            let row = self.clients.get(&who.client)?.family.view(who.conn);
+            let row = row.filter(|v| v.gen == who.gen)?;
+            Some((view::address(&row.local)?, view::address(&row.peer)?))
+        });
+        match ends {
+            Some((local, peer)) => format!("{local} -> {peer}"),
+            None => format!("connection {}", who.conn),
         }
     }
 
