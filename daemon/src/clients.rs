@@ -13,5 +13,6 @@ pub mod family;
 pub(crate) mod idle;
 pub mod ids;
 pub(crate) mod limits;
+pub(crate) mod looks;
 pub(crate) mod notice;
 pub(crate) mod view;

@@ -11,13 +11,12 @@ mod expedite;
 mod holders;
 mod idle;
 mod inherited;
-mod looks;
 mod recovered;
 pub mod register;
 mod remote;
 pub(crate) mod requeue;
 mod resets;
-pub(crate) mod tables;
+mod tables;
 pub(crate) mod takeover;
 
 use crate::clients::adopt::Recovered;
@@ -27,6 +26,7 @@ use crate::clients::families::Families;
 use crate::clients::family::{Family, Totals};
 use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::limits::{self, Cgroups};
+use crate::clients::looks::Looks;
 use crate::clients::notice::Notice;
 use crate::clients::view::{Holder, Snapshot};
 use crate::config::Config;
@@ -81,7 +81,7 @@ pub struct Core<V: Provider = Ibv> {
     pub clients: HashMap<ClientId, Client>,
     pub families: Families,
     /// Whose turn it is to read their tables for the sums.
-    reading: Arc<tokio::sync::Mutex<()>>,
+    pub(crate) reading: Arc<tokio::sync::Mutex<()>>,
     /// Processes of families that were there before us, and have not said hello.
     pub recovered: Vec<Recovered>,
     /// Ends of processes that have ended, which other processes may still hold.
@@ -117,7 +117,7 @@ pub struct Core<V: Provider = Ibv> {
     /// Containers, as their runtime told of them.
     pub(crate) pods: Arc<crate::pods::known::Known>,
     /// Shares one census among all who ask for `ss` at the same time.
-    pub looks: Rc<crate::core::looks::Looks>,
+    pub looks: Rc<Looks>,
     /// Captures, by the users who made them.
     pub(crate) captures: captured::Captures,
     /// Number of living processes that asked the daemon to stay.
@@ -165,6 +165,7 @@ impl<V: Provider> Core<V> {
             Arc::new(DataPlane::new(system.clone(), rails))
         });
         let cgroups = Cgroups::new(config.limits());
+        let began = tables::Began::now(&*system);
         Core {
             system,
             peers,
@@ -177,7 +178,7 @@ impl<V: Provider> Core<V> {
             proof,
             incarnation,
             started: now,
-            began: tables::Began::now(),
+            began,
             clients: HashMap::new(),
             families: Families::default(),
             reading: Arc::default(),

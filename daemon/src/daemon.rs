@@ -5,7 +5,7 @@ use crate::admin::door::Door;
 use crate::clients::adopt;
 use crate::clients::idle;
 use crate::config::Config;
-use crate::core::{tables, Core, Shared};
+use crate::core::{Core, Shared};
 use crate::dataplane::rail::Rails;
 use crate::dataplane::thread::Thread;
 use crate::metrics::{gather, http};
@@ -15,6 +15,7 @@ use crate::os::system::Machine;
 use crate::pods::runtime;
 use crate::tasks::channels;
 use crate::tasks::lookups;
+use crate::tasks::readings;
 use crate::tasks::server;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -418,7 +419,7 @@ async fn sweep(core: &Shared) {
         core.borrow_mut().sweep();
         lookups::look_at_unprovable(core).await;
         lookups::prune_recovered(core).await;
-        tables::fade(core).await;
+        readings::fade(core).await;
     }
 }
 

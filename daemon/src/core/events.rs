@@ -3,6 +3,7 @@
 use super::Core;
 use crate::clients::ids::ClientId;
 use std::collections::VecDeque;
+use std::time::Duration;
 use underpass_rdma::verbs::Provider;
 
 const EVENTS_MAX: usize = 4096;
@@ -28,16 +29,14 @@ pub struct About {
 }
 
 impl Events {
-    pub fn push(&mut self, about: About, text: String) {
+    /// `at`: since 1970.
+    pub fn push(&mut self, at: Duration, about: About, text: String) {
         tracing::debug!("{text}");
         if self.ring.len() == EVENTS_MAX {
             self.ring.pop_front();
         }
-        let at = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .map_or(0, |d| d.as_millis());
         self.ring.push_back(Event {
-            at,
+            at: at.as_millis(),
             uid: about.uid,
             netns: about.netns,
             text,
@@ -72,13 +71,11 @@ impl<V: Provider> Core<V> {
             return;
         };
         let text = format!("{}[{}] {what}", p.comm, p.proc_id.pid);
-        self.events.push(
-            About {
-                uid: p.uid,
-                netns: p.netns,
-            },
-            text,
-        );
+        let about = About {
+            uid: p.uid,
+            netns: p.netns,
+        };
+        self.events.push(self.system.wall(), about, text);
     }
 }
 
@@ -90,13 +87,11 @@ mod tests {
     fn bounded_and_filtered() {
         let mut e = Events::default();
         for i in 0..EVENTS_MAX as u32 + 10 {
-            e.push(
-                About {
-                    uid: i % 2,
-                    netns: 1,
-                },
-                format!("event {i}"),
-            );
+            let about = About {
+                uid: i % 2,
+                netns: 1,
+            };
+            e.push(Duration::ZERO, about, format!("event {i}"));
         }
         let all = e.lines(|_| true);
         assert_eq!(all.len(), EVENTS_MAX);

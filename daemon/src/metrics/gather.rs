@@ -9,8 +9,9 @@ use crate::clients::limits::Limit;
 use crate::clients::view::Entry;
 use crate::config::RailConfig;
 use crate::core::counters::Counters;
-use crate::core::{tables, Shared};
+use crate::core::Shared;
 use crate::os::memfd;
+use crate::tasks::readings;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use std::time::Duration;
@@ -102,7 +103,7 @@ fn ready(shared: &Shared) -> Ready {
 
 async fn snapshot(shared: &Shared) -> Snapshot {
     let rows = entries_of_late(shared, "metrics", LOOK).await;
-    let totals = tables::read_all(shared).await;
+    let totals = readings::read_all(shared).await;
     let (chunks, rails) = {
         let c = shared.borrow();
         (c.groups.memory(), c.rails.clone())

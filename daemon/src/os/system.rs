@@ -10,11 +10,21 @@ use rustix::net::SendFlags;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use underpass_admin::proc;
 
 pub trait System: Send + Sync {
     /// Monotonic time, in ns: CLOCK_MONOTONIC, by which proofs are recorded.
     fn now(&self) -> u64;
+    /// Since 1970, as files and the log have it.
+    fn wall(&self) -> Duration {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        now.unwrap_or_default()
+    }
+    /// As `/proc/PID/stat` has the start of a process.
+    fn ticks(&self) -> u64 {
+        proc::now_ticks()
+    }
     /// Runs on another thread what may wait for a lock or a file.
     fn help(&self, job: Box<dyn FnOnce() + Send>);
     fn random(&self) -> u64;

@@ -3,7 +3,7 @@
 
 use crate::clients::adopt;
 use crate::core::register::Registration;
-use crate::core::{tables, Shared};
+use crate::core::Shared;
 use crate::dataplane::thread::DataPlane;
 use crate::lanes::holders;
 use crate::lanes::inherited;
@@ -13,6 +13,7 @@ use crate::os::process::ProcId;
 use crate::os::wire::HandedOver;
 use crate::pairing::socket;
 use crate::pairing::unprovable;
+use crate::tasks::readings;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -82,7 +83,7 @@ pub(crate) async fn adopt(shared: Shared) {
             let look = tokio::task::spawn_blocking(move || adopt::look_into(pid, &homes));
             match tokio::time::timeout(LOOK_MAX, look).await {
                 Ok(Ok(Some(mut f))) => {
-                    let begun = tables::begin(&shared, (f.ident, f.table), f.id).await;
+                    let begun = readings::begin(&shared, (f.ident, f.table), f.id).await;
                     let Some((table, found)) = begun else {
                         continue;
                     };

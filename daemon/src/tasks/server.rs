@@ -4,12 +4,13 @@ mod dial;
 
 use crate::clients::control::Control;
 use crate::clients::limits::{Cgroup, Limit};
-use crate::core::{tables, Hello, Shared};
+use crate::core::{Hello, Shared};
 use crate::lanes::groups::Violation;
 use crate::os::fds::{self, Foreign};
 use crate::os::memfd;
 use crate::os::process::{self, Process};
 use crate::os::wire::Incoming;
+use crate::tasks::readings;
 use crate::tasks::{lookups, requeue, takeover};
 use lane::family::TABLE_BYTES;
 use lane::proto::msg::{ToDaemon, ToShim, MAX};
@@ -202,7 +203,7 @@ async fn greet(
     let pidfd = process.take_pidfd()?;
     // (Before it gets an answer: then it may do what counts.)
     let ident = greeting.table.0;
-    let (table, found) = tables::begin(shared, greeting.table, process.id).await?;
+    let (table, found) = readings::begin(shared, greeting.table, process.id).await?;
     let hello = Hello {
         version: greeting.version,
         own_pid: greeting.pid,
