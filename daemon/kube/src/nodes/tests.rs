@@ -1,3 +1,5 @@
+//! Nodes and their addresses, as the API tells of them.
+
 use super::*;
 use proptest::prelude::*;
 

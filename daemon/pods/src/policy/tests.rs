@@ -1,3 +1,5 @@
+//! Who gets the shim, and what it gets.
+
 use super::*;
 
 fn pod(annotations: &[(&str, &str)]) -> PodSandbox {

@@ -1,3 +1,5 @@
+//! Real sockets whose receive queues get bytes.
+
 use super::*;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};

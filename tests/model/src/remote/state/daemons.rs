@@ -1,3 +1,5 @@
+//! Steps of the two daemons.
+
 use super::messages::{Back, Which};
 use super::sender::{Half, Takeover};
 use super::*;

@@ -1,3 +1,5 @@
+//! What is on its way between the nodes.
+
 use super::messages::{Back, Forth};
 use super::*;
 

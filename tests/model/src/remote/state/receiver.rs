@@ -1,3 +1,5 @@
+//! Steps of the receiving end.
+
 use super::*;
 pub use lane::half::rx::mode::Mode;
 

@@ -1,3 +1,5 @@
+//! Steps of the sending end.
+
 use super::*;
 pub use lane::abi::takeover::Phase as Taken;
 pub use lane::half::tx::mode::Mode;
