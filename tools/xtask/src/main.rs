@@ -288,6 +288,7 @@ fn build_step() -> Step {
         name: "build",
         kind: Kind::Build,
         command: None,
+        then: Vec::new(),
         budget: 370,
         skip: None,
     }
@@ -347,19 +348,26 @@ fn symbols(tree: &Tree) -> Step {
     )
 }
 
-/// Real programs, one test at a time: they measure nothing, but they share two processors.
+/// Real programs, each test program one test at a time: they measure nothing, but they share two processors.
 fn integration(tree: &Tree, names: &[String]) -> Step {
-    let mut c = tree.cargo("test -p underpass-tests --no-fail-fast");
-    for t in steps::integration_tests(tree) {
-        c.arg("--test").arg(t);
+    let all = steps::integration_tests(tree);
+    let mut build = tree.cargo("test -p underpass-tests --no-run");
+    for t in &all {
+        build.arg("--test").arg(t);
     }
-    c.args(["--", "--test-threads=1"]);
-    if !steps::root() {
-        // Network namespaces and the BPF proof need root; the summary counts these as skipped.
-        c.args(["--skip", "root_"]);
-    }
-    c.args(names);
-    Step::new("integration", Kind::Tests, 1040, c)
+    let one = |test: &String| {
+        let mut c = tree.cargo("test -p underpass-tests --test");
+        c.args([test, "--", "--test-threads=1"]);
+        if !steps::root() {
+            // Network namespaces and the BPF proof need root; the summary counts these as skipped.
+            c.args(["--skip", "root_"]);
+        }
+        c.args(names);
+        c
+    };
+    let mut step = Step::new("integration", Kind::Tests, 740, build);
+    step.then = all.iter().map(one).collect();
+    step
 }
 
 /// Chaos for ten minutes, or as long as the environment says; a minute of it is among the integration

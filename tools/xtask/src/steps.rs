@@ -1,5 +1,7 @@
 //! Runs steps one after the other, counts what their test programs report, and prints one summary.
 
+mod beside;
+
 use crate::{build, Tree};
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
@@ -20,6 +22,8 @@ pub struct Step {
     pub name: &'static str,
     pub kind: Kind,
     pub command: Option<Command>,
+    /// What runs when this has succeeded, some at a time ([`beside`]).
+    pub then: Vec<Command>,
     /// Seconds that it may take on a cold machine with two processors; a longer run is only marked.
     pub budget: u64,
     /// Why it cannot run here, if it cannot: it is counted as skipped, and named.
@@ -32,6 +36,7 @@ impl Step {
             name,
             kind,
             command: Some(command),
+            then: Vec::new(),
             budget,
             skip: None,
         }
@@ -186,7 +191,9 @@ fn one(tree: &Tree, mut step: Step) -> Count {
     }
     let ok = match step.command.as_mut() {
         None => build::all(tree).map_err(|e| eprintln!("{e}")).is_ok(),
-        Some(c) => watch(c, &mut count),
+        Some(c) => {
+            watch(c, &mut count) && beside::run(step.then, &mut count, &mut std::io::stdout())
+        }
     };
     if step.kind == Kind::Tests {
         // A test program that did not compile or died printed no result, and names that match no
@@ -278,6 +285,16 @@ fn watch(c: &mut Command, count: &mut Count) -> bool {
     child.wait().is_ok_and(|s| s.success())
 }
 
+/// Those that take longest. They begin first, so that none is left alone with the machine at the end.
+const LONG: [&str; 6] = [
+    "answers",
+    "large",
+    "departures",
+    "kin",
+    "handovers",
+    "numbers",
+];
+
 /// The integration tests: every file of `tests/tests` except those that have a step of their own.
 pub fn integration_tests(tree: &Tree) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(tree.root.join("tests/tests"))
@@ -287,7 +304,8 @@ pub fn integration_tests(tree: &Tree) -> Vec<String> {
         .filter_map(|n| n.strip_suffix(".rs").map(str::to_string))
         .filter(|n| !n.starts_with("model") && n != "loads")
         .collect();
-    names.sort();
+    let place = |n: &String| LONG.iter().position(|l| l == n).unwrap_or(LONG.len());
+    names.sort_by_key(|n| (place(n), n.clone()));
     names
 }
 
