@@ -19,7 +19,7 @@ const OLD: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Kept {
     /// What the file says; nothing, if there is none or it is old.
-    pub fn load(file: &Path) -> io::Result<Kept> {
+    pub(crate) fn load(file: &Path) -> io::Result<Kept> {
         let meta = match std::fs::metadata(file) {
             Ok(m) => m,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Kept::default()),

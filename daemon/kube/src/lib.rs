@@ -5,6 +5,7 @@
 //! address ([`Nodes`]), and gets this node its certificate. All of it on a thread of its own: the API may be slow or away for
 //! as long as it likes, and everything goes on as it last was.
 
+#![warn(unreachable_pub)]
 // `as` only where a lint exception says why. Tests may: what they lose, they notice.
 #![cfg_attr(
     not(test),

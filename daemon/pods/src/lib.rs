@@ -1,6 +1,7 @@
 //! Which containers of a node get the shim, and what they are given: what their pods ask for, what the cluster says of
 //! those, and what lies ready on the node. Shared by the daemon and by the plugin that the container runtime starts itself.
 
+#![warn(unreachable_pub)]
 // `as` only where a lint exception says why. Tests may: what they lose, they notice.
 #![cfg_attr(
     not(test),

@@ -7,6 +7,7 @@
 //! The CA is kept in a Secret, the certificates by which others know it in a ConfigMap. It is replaced in time: the next one
 //! is made known before it signs ([`authority`]). Several of these programs may run: the Secret's version decides.
 
+#![warn(unreachable_pub)]
 // `as` only where a lint exception says why. Tests may: what they lose, they notice.
 #![cfg_attr(
     not(test),
