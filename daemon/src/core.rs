@@ -14,7 +14,6 @@ mod inherited;
 mod recovered;
 pub mod register;
 mod remote;
-pub(crate) mod requeue;
 mod resets;
 mod tables;
 pub(crate) mod takeover;
@@ -51,7 +50,7 @@ use lane::proto::msg::{ToDaemon, ToShim};
 use lane::proto::reason::Reason;
 use register::Registration;
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -87,7 +86,6 @@ pub struct Core<V: Provider = Ibv> {
     /// Ends of processes that have ended, which other processes may still hold.
     pub inherited: InheritedEnds,
     pub(crate) takeovers: Vec<takeover::Ordered>,
-    pub(crate) requeues: Vec<requeue::Ordered>,
     /// Ends that came from other processes, which may still hold them.
     pub holders: Holders,
     /// Notified when there is a remote lane, so that the holders of its socket are looked up (`unseen`).
@@ -185,7 +183,6 @@ impl<V: Provider> Core<V> {
             recovered: Vec::new(),
             inherited: InheritedEnds::default(),
             takeovers: Vec::new(),
-            requeues: Vec::new(),
             holders: Holders::default(),
             held: Rc::default(),
             scanned: false,
@@ -253,7 +250,7 @@ impl<V: Provider> Core<V> {
                     untold: 0,
                     under_way: HashSet::new(),
                     registered: HashMap::new(),
-                    known: HashMap::new(),
+                    known: VecDeque::new(),
                     missed: Vec::new(),
                     commands: self.missed_by(process.id, hello.ident),
                     moves: PerSecond::default(),
@@ -460,7 +457,6 @@ impl<V: Provider> Core<V> {
                 lane,
                 sender,
             } => self.take_over(id, (group, lane), (side, sender))?,
-            ToDaemon::Requeue { conn, gen, bytes } => self.requeue(who(conn, gen), bytes, fds),
             ToDaemon::Moved { table_bytes } => self.moved(id, fds, table_bytes)?,
             ToDaemon::WantChunk { group, side } => {
                 self.groups.want_chunk(id, group, side, &mut out)?

@@ -7,7 +7,6 @@ pub(crate) mod capture;
 pub(crate) mod groups;
 pub(crate) mod holders;
 pub(crate) mod inherited;
-pub(crate) mod requeue;
 pub(crate) mod sock;
 pub(crate) mod takeover;
 pub(crate) mod unseen;

@@ -7,6 +7,5 @@
 pub mod channels;
 pub(crate) mod lookups;
 pub(crate) mod readings;
-pub(crate) mod requeue;
 pub mod server;
 pub(crate) mod takeover;

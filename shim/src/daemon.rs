@@ -401,13 +401,6 @@ pub fn take_over(group: &LinkGroup, lane: u32, ours: bool) -> bool {
     READY.load(Relaxed) != 0 && send(&m, &[]).is_ok()
 }
 
-/// Asks the daemon to put the bytes of a file into the receive queue of a connection whose other end is gone. It answers on
-/// the other end of `answer`. False: it could not be asked.
-pub fn requeue((conn, gen): (u32, u32), bytes: u64, [fd, file, answer]: [i32; 3]) -> bool {
-    let m = ToDaemon::Requeue { conn, gen, bytes };
-    READY.load(Relaxed) != 0 && send(&m, &[fd, file, answer]).is_ok()
-}
-
 /// Asks the daemon to shut this lane's socket down when everything has arrived. False: the daemon cannot be told.
 pub fn lane_shut(group: &LinkGroup, lane: u32) -> bool {
     let m = ToDaemon::LaneShut {

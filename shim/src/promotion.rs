@@ -14,7 +14,6 @@ mod leave;
 pub mod received;
 mod register;
 mod remote;
-mod requeue;
 mod retire;
 pub(crate) mod takeover;
 

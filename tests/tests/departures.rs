@@ -9,6 +9,8 @@ use underpass_tests::harness::{Daemon, Place, Pods, Program};
 const EVERY: usize = 7;
 /// Where the peer is killed, something may be lost and its connection reset; no other one is.
 const KILLED: &str = "/killed/";
+/// Most cells of these that may differ.
+const KILLED_MAX: u64 = 100;
 
 fn every_cell_is_as_bare(within: impl Fn(Place) -> Place, env: &[(&str, String)]) -> Result<()> {
     let matrix = Matrix::compile()?;
@@ -44,8 +46,9 @@ fn every_cell_is_as_bare(within: impl Fn(Place) -> Place, env: &[(&str, String)]
             let lost = matrix.lost(some, [&lines, &ours.stdout])?;
             let resets = d.stats()?.resets - before;
             match killed {
+                // (What a killed peer has left on its ring is lost to who reads TCP alone: docs/limits.md.)
                 true => ensure!(
-                    lost <= 26 && resets <= lost + 5,
+                    lost <= KILLED_MAX && resets <= lost + 5,
                     "{lost} {resets} {}",
                     told()
                 ),

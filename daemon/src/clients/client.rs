@@ -9,7 +9,7 @@ use crate::clients::limits::{Cgroup, Member};
 use crate::os::process::ProcId;
 use crate::os::system::System;
 use lane::proto::msg::{op, ToShim};
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -37,8 +37,8 @@ pub struct Client {
     pub under_way: HashSet<(u32, u32)>,
     /// When connections were registered that have neither been offered a lane nor declined, with their generations.
     pub registered: HashMap<u32, (u32, Duration)>,
-    /// What is known of its connections since they were registered. (At most one for each place in its table.)
-    pub known: HashMap<u32, Known>,
+    /// Its last registrations, the newest last.
+    pub known: VecDeque<Known>,
     /// Messages about link groups and lanes that ended while there was no control connection; sent when there is one
     /// again.
     pub missed: Vec<ToShim>,
@@ -52,14 +52,16 @@ pub struct Client {
     pub blown_by: Option<String>,
 }
 
-/// What a table says no more once a connection is closed, or says as another process wants it.
+/// The addresses of a connection, for the log: its table has them no more when it is closed.
 pub struct Known {
-    pub gen: u32,
+    /// Its place in the table, and its generation.
+    pub who: (u32, u32),
     pub local: SocketAddr,
     pub peer: SocketAddr,
-    /// The cookie of its socket, once it has had a lane within the node.
-    pub cookie: Option<u64>,
 }
+
+/// Most registrations that are remembered of a process.
+pub(crate) const KNOWN_MAX: usize = 256;
 
 /// Counts something within seconds.
 #[derive(Debug, Default)]

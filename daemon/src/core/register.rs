@@ -1,7 +1,7 @@
 //! Registrations: what becomes of a socket that a shim has handed in.
 
 use super::{alive, Core, RETRY_SOON_MS, RETRY_TROUBLE_MS, RETRY_UNPROVEN_MS};
-use crate::clients::client::Known;
+use crate::clients::client::{Known, KNOWN_MAX};
 use crate::clients::control::Control;
 use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::limits::Job;
@@ -185,14 +185,14 @@ impl<V: Provider> Core<V> {
         let Some(p) = self.clients.get_mut(&who.client) else {
             return;
         };
-        let before = p.known.get(&who.conn).filter(|k| k.gen == who.gen);
-        let known = Known {
-            gen: who.gen,
+        if p.known.len() == KNOWN_MAX {
+            p.known.pop_front();
+        }
+        p.known.push_back(Known {
+            who: (who.conn, who.gen),
             local: end.local,
             peer: end.peer,
-            cookie: before.and_then(|k| k.cookie),
-        };
-        p.known.insert(who.conn, known);
+        });
     }
 
     /// Registrations that are being looked at, or wait for their other end.
@@ -240,11 +240,6 @@ impl<V: Provider> Core<V> {
             Ok((id, slot, _)) => {
                 for (e, known) in ends.into_iter().zip(known) {
                     self.groups.proven((id, slot), e, known);
-                    let p = self.clients.get_mut(&e.client);
-                    let its = p.and_then(|p| p.known.get_mut(&e.conn));
-                    if let Some(k) = its.filter(|k| k.gen == e.gen) {
-                        k.cookie = Some(known.0);
-                    }
                 }
                 self.counters.paired += 1;
                 self.act(out, Reason::Memory, RETRY_TROUBLE_MS);

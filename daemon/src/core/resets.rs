@@ -13,19 +13,25 @@ impl<V: Provider> Core<V> {
         self.count_reset(code);
         let reason = Reason::from_code(code);
         let why = reason.map_or("unknown", |r| r.info().name);
-        let which = self.named(who);
         // (These blow the fuse: `count_reset` in the shim's `tcp/errors.rs`.)
         let fault = matches!(
             reason,
             Some(Reason::Stalled | Reason::InDoubt | Reason::Internal)
         );
-        if let Some(c) = self.clients.get_mut(&who.client).filter(|_| fault) {
-            c.blown_by.get_or_insert_with(|| which.clone());
-        }
-        if !self.may_log(who.client) {
+        let client = self.clients.get(&who.client);
+        let blows = fault && client.is_some_and(|c| c.blown_by.is_none());
+        let logs = self.may_log(who.client);
+        // A client may say this as often as it likes: what is said in vain costs nothing.
+        if !(blows || logs) {
             return;
         }
-        self.event(who.client, &format!("reset {which}: {why}"));
+        let which = self.named(who);
+        if logs {
+            self.event(who.client, &format!("reset {which}: {why}"));
+        }
+        if let Some(c) = self.clients.get_mut(&who.client).filter(|_| blows) {
+            c.blown_by = Some(which);
+        }
     }
 
     /// New connections of this process stay on TCP.
@@ -42,21 +48,17 @@ impl<V: Provider> Core<V> {
         }
     }
 
-    /// What is known of a connection of this process. (A forked child may have its parent's.)
-    pub(super) fn known(&self, who: ConnRef) -> impl Iterator<Item = &Known> {
-        let family = self.clients.get(&who.client).map(|p| p.family.ident);
-        let kin = family.into_iter().flat_map(|f| self.of_family(f));
-        kin.filter_map(move |p| p.known.get(&who.conn))
-            .filter(move |k| k.gen == who.gen)
-    }
-
-    /// A connection's addresses, also if it is closed by now; its number if another daemon has registered it and it is closed.
-    pub(super) fn named(&self, who: ConnRef) -> String {
-        let known = self.known(who).next().map(|k| (k.local, k.peer));
-        let ends = known.or_else(|| {
-            let row = self.clients.get(&who.client)?.family.view(who.conn);
-            let row = row.filter(|v| v.gen == who.gen)?;
-            Some((view::address(&row.local)?, view::address(&row.peer)?))
+    /// A connection's addresses, also if it is closed by now. (If it was registered long ago, or with another daemon, and is
+    /// closed: its number.)
+    fn named(&self, who: ConnRef) -> String {
+        let client = self.clients.get(&who.client);
+        let ends = client.and_then(|p| {
+            let its = |k: &&Known| k.who == (who.conn, who.gen);
+            let known = p.known.iter().rev().find(its);
+            known.map(|k| (k.local, k.peer)).or_else(|| {
+                let row = p.family.view(who.conn).filter(|v| v.gen == who.gen)?;
+                Some((view::address(&row.local)?, view::address(&row.peer)?))
+            })
         });
         match ends {
             Some((local, peer)) => format!("{local} -> {peer}"),

@@ -28,7 +28,7 @@ const FINAL: SealFlags = SealFlags::SHRINK
 /// From here on nobody can map it writable, write to it or punch holes in it; mappings that exist
 /// stay as they are. Adding seals to a file that its writer has sealed already fails, so the
 /// result is what counts.
-pub fn seal(fd: &impl AsFd) -> Result<(), Errno> {
+pub fn seal(fd: &OwnedFd) -> Result<(), Errno> {
     let added = rustix::fs::fcntl_add_seals(fd, FINAL);
     if rustix::fs::fcntl_get_seals(fd)?.contains(FINAL) {
         Ok(())

@@ -109,11 +109,6 @@ pub fn outstanding(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
     }
 }
 
-/// Number of bytes that a receive would find.
-pub fn unread(fd: BorrowedFd<'_>) -> Result<usize, Errno> {
-    queued(fd, libc::FIONREAD).map(num::size)
-}
-
 fn queued(fd: BorrowedFd<'_>, what: libc::Ioctl) -> Result<u64, Errno> {
     let mut n = 0i32;
     // SAFETY: the calls that are made here write one int.

@@ -11,7 +11,7 @@ use crate::os::memfd;
 use crate::os::process::{self, Process};
 use crate::os::wire::Incoming;
 use crate::tasks::readings;
-use crate::tasks::{lookups, requeue, takeover};
+use crate::tasks::{lookups, takeover};
 use lane::family::TABLE_BYTES;
 use lane::proto::msg::{ToDaemon, ToShim, MAX};
 use lane::proto::reason::Reason;
@@ -311,12 +311,10 @@ fn read_rest(shared: &Shared, id: crate::clients::ids::ClientId, control: &Rc<Co
     for _ in 0..MESSAGES_PER_TURN {
         match control.recv(&mut buf) {
             Ok(Incoming::Message { len, fds }) => {
-                // The shim registers again over its next connection, which has credits of its own. What it has asked
-                // for and does not wait for must not be done.
-                match ToDaemon::decode(&buf[..len]) {
-                    Ok(ToDaemon::Register { .. } | ToDaemon::RegisterReceived { .. }) => continue,
-                    Ok(ToDaemon::Requeue { .. }) => continue,
-                    _ => {}
+                // The shim registers again over its next connection, which has credits of its own.
+                let said = ToDaemon::decode(&buf[..len]);
+                if let Ok(ToDaemon::Register { .. } | ToDaemon::RegisterReceived { .. }) = said {
+                    continue;
                 }
                 if handle(shared, id, &buf[..len], fds).is_err() {
                     return;
@@ -345,10 +343,6 @@ fn handle(
             let ordered = std::mem::take(&mut shared.borrow_mut().takeovers);
             for t in ordered {
                 tokio::task::spawn_local(takeover::take_over(shared.clone(), t));
-            }
-            let ordered = std::mem::take(&mut shared.borrow_mut().requeues);
-            for r in ordered {
-                tokio::task::spawn_local(requeue::requeue(shared.clone(), r));
             }
             Ok(())
         }

@@ -193,12 +193,6 @@ messages! {
         /// to TCP: it is the other end, and does nothing, or it is ours, and may not have as much of TCP. The daemon is
         /// to do it in its stead ([`crate::abi::DaemonWords`]). `side` is ours. There is no answer.
         17 TakeOver { group: u64, side: u8, lane: u32, sender: u8 }
-        /// The peer's process is gone, we leave the lane, which is within the node, and these bytes are unread on it: they
-        /// are to be put into the socket's receive queue, before the FIN. Descriptors: the socket, a memory file with the
-        /// bytes, and one end of a pair of Unix sockets. On the other end, one byte is the answer: 1, or 0 if nothing
-        /// was done; so is its end. (A daemon that does not know this message closes what came with it.) Who waits no
-        /// longer makes the file empty, unless it is sealed: then it is being done.
-        18 Requeue { conn: u32, gen: u32, bytes: u64 }
     }
 }
 

@@ -1,7 +1,6 @@
 //! A connection leaves its lane because no lane can follow: for good (SCM_RIGHTS, descriptors out of reach), or while
 //! another program has it, too (exec, spawn).
 
-use super::requeue::{self, Requeued};
 use super::retire;
 use super::takeover::Asked;
 use crate::state::attached;
@@ -176,19 +175,8 @@ fn step(i: u32, fd: i32, why: Reason, waited: u64) -> Option<bool> {
     let coming = c.rx.is_coming(&m) || c.rx.is_on_its_way(&m, &port);
     let nobody = !rx_done && over && !coming && waited >= GONE_MS;
     if let Some(r) = stuck.or(nobody.then_some(Reason::Stalled)) {
-        let lost = r == Reason::Stalled && tx_done && !coming;
-        let done = match lost {
-            true => requeue::requeue(i, fd, waited < GONE_MS),
-            false => Requeued::No,
-        };
-        return match done {
-            Requeued::Yes => Some(gone(i)),
-            Requeued::Later if waited < LEAVE_MS => None,
-            _ => {
-                reset(c, fd, r);
-                Some(false)
-            }
-        };
+        reset(c, fd, r);
+        return Some(false);
     }
     if tx_done && rx_done && !(coming && waited < COMING_MS) {
         return Some(gone(i));

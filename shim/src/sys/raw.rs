@@ -480,11 +480,6 @@ pub fn rlimit_nofile() -> u64 {
     rlimit(libc::RLIMIT_NOFILE as i32, 1024)
 }
 
-/// A file that would become larger costs the process a signal.
-pub fn rlimit_fsize() -> u64 {
-    rlimit(libc::RLIMIT_FSIZE as i32, 0)
-}
-
 /// Soft and hard limit of descriptor numbers.
 pub fn nofile() -> Option<(u64, u64)> {
     let mut r = libc::rlimit {

@@ -56,27 +56,6 @@ impl TxState {
         Ok(true)
     }
 
-    /// On TCP: no native send is in progress, and none begins before [`TxState::allow_native`]. Until then the lock is
-    /// held. False: there is one, or the direction is not on TCP.
-    pub fn stop_native(&self) -> bool {
-        if self.mode.load(Relaxed) != mode::TCP {
-            return false;
-        }
-        // SYNC native-calls: as in `try_up`.
-        self.mode.swap(mode::SWITCH, SeqCst);
-        fence_after_rmw();
-        let none = self.inside() == 0;
-        if !none {
-            self.allow_native();
-        }
-        none
-    }
-
-    /// The end of [`TxState::stop_native`].
-    pub fn allow_native(&self) {
-        self.mode.store(mode::TCP, SeqCst);
-    }
-
     /// Across nodes: was the switch that we asked for granted? Any word other than a readiness of this epoch means
     /// no: the remote daemon looks at its receiver after it has stored the switch (SYNC retreat), and reports what it
     /// found.
@@ -122,24 +101,5 @@ impl TxState {
         }
         let loc = self.loc.load(Relaxed).loc();
         Ok(loc.is_some_and(|l| m.own.ring(l).is_some()))
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn native_sends_are_kept_out() {
-        let tx = Box::<TxState>::default();
-        assert!(tx.enter_native());
-        assert!(!tx.stop_native(), "there is one");
-        assert!(tx.enter_native(), "others may begin");
-        tx.leave_native(0);
-        tx.leave_native(0);
-        assert!(tx.stop_native());
-        assert!(!tx.enter_native() && !tx.stop_native());
-        tx.allow_native();
-        assert!(tx.enter_native());
     }
 }
