@@ -24,7 +24,7 @@ use crate::clients::control::Control;
 use crate::clients::families::Families;
 use crate::clients::family::{Family, Totals};
 use crate::clients::ids::{ClientId, ConnRef};
-use crate::clients::limits::{self, Cgroups};
+use crate::clients::limits::{self, Cgroup, Cgroups};
 use crate::clients::looks::Looks;
 use crate::clients::notice::Notice;
 use crate::clients::view::{Holder, Snapshot};
@@ -537,6 +537,17 @@ impl<V: Provider> Core<V> {
             .for_each(|s| s.holders.sort_by_key(|h| h.client));
         all.sort_by_key(|s| s.holders.first().map(|h| h.client));
         all
+    }
+
+    /// The file of a chunk that this client has mapped and that a helper is to seal ([`crate::tasks::seal`]), and who pays.
+    pub(crate) fn unsealed(
+        &mut self,
+        id: ClientId,
+        (group, side, chunk): (u64, u8, u32),
+    ) -> Option<(Arc<OwnedFd>, Arc<Cgroup>)> {
+        let payer = self.clients.get(&id)?.cgroup().clone();
+        let file = self.groups.unsealed(id, (group, side), chunk)?;
+        Some((file, payer))
     }
 
     /// Tells a shim what to do with a connection. `false`: it is not connected; what operators want is kept until it is.

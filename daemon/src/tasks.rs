@@ -7,5 +7,6 @@
 pub mod channels;
 pub(crate) mod lookups;
 pub(crate) mod readings;
+pub(crate) mod seal;
 pub mod server;
 pub(crate) mod takeover;

@@ -5,9 +5,10 @@ use common::*;
 use lane::abi::TcpPos;
 use lane::proto::msg::{ToDaemon, ToShim};
 use lane::proto::reason::Reason;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
 fn configured(text: &str) -> (Daemon, tempfile::NamedTempFile) {
     let f = tempfile::NamedTempFile::new().unwrap();
@@ -17,6 +18,20 @@ fn configured(text: &str) -> (Daemon, tempfile::NamedTempFile) {
     )
     .unwrap();
     (Daemon::start(&["--config", f.path().to_str().unwrap()]), f)
+}
+
+/// A shim may be newer than this daemon, and say what that does not know: what came with it is closed, which is an answer,
+/// and nobody is cut off.
+#[test]
+fn what_comes_with_an_unknown_message_is_closed() {
+    let d = Daemon::plain();
+    let a = Shim::new(&d.dir);
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    say_bytes(&a.sock, &[99, 0, 4, 0, 1, 2, 3, 4], &[theirs.as_fd()]);
+    drop(theirs);
+    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(ours.read(&mut [0]).unwrap(), 0);
+    assert_eq!(d.stats().clients, 1);
 }
 
 fn served(d: &Daemon) {

@@ -24,6 +24,8 @@ use std::sync::atomic::{
 const HELD_MAX: u64 = 2 << RING_LOG2_MAX;
 /// Most bytes that are copied before it is looked at again what may have been overwritten, and that one piece has.
 const COPIED_MAX: u64 = 128 << 10;
+/// Most pieces of them. (A sender whose pieces are not one behind the other is none of ours.)
+const RUNS_MAX: usize = 1024;
 /// Readings of the table of which the least is believed, and attempts to get them.
 const READINGS: u32 = 8;
 const ATTEMPTS: u32 = 64;
@@ -217,6 +219,7 @@ impl Follower {
                 continue;
             }
             r.bytes.truncate(lane::num::size(kept));
+            r.bytes.shrink_to_fit();
         }
         self.copied = self.copied.min(head);
     }
@@ -299,7 +302,8 @@ impl Follower {
         };
         let whole = first.max(written.back(size).min(read));
         if whole < end {
-            bytes.drain(..lane::num::size(whole.since(first)));
+            // (In memory of its own size: what was left out counts for nothing.)
+            let bytes = bytes.split_off(lane::num::size(whole.since(first)));
             self.hold(Run { at: whole, bytes });
         }
         self.copied = end;
@@ -322,7 +326,7 @@ impl Follower {
             Some(last) => last.bytes.extend_from_slice(&run.bytes),
             None => self.runs.push_back(run),
         }
-        while self.unread() > HELD_MAX {
+        while self.unread() > HELD_MAX || self.runs.len() > RUNS_MAX {
             self.runs.pop_front();
         }
     }

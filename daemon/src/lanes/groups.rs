@@ -324,7 +324,22 @@ impl LinkGroups {
         l.sides.get(usize::from(side)).map(|s| s.client)
     }
 
-    /// The writer has mapped a chunk: seals it and gives it to the other client. When the first files of both areas
+    /// The file of a chunk that its writer has mapped and not sealed, and that nobody seals yet: the caller does, by a helper.
+    /// (Shims seal what they have mapped; those of before December 2026 leave that to the daemon.)
+    pub fn unsealed(
+        &mut self,
+        from: ClientId,
+        (id, side): (u64, u8),
+        n: u32,
+    ) -> Option<Arc<OwnedFd>> {
+        let group = Self::find(&mut self.groups, from, id, side).ok()??;
+        let c = group.sides[usize::from(side)].chunk(n)?;
+        let to_do = c.stage == Stage::Given && !c.sealing && !memfd::is_sealed(&c.fd);
+        c.sealing |= to_do;
+        to_do.then(|| c.fd.clone())
+    }
+
+    /// The writer has mapped a chunk, which is sealed: gives it to the other client. When the first files of both areas
     /// are sealed, lanes are offered behind them: a client that cannot map what it was sent refuses them, and until
     /// an end has taken its lane the other end puts nothing on it (`rx::READY`).
     pub fn mapped(
@@ -348,9 +363,14 @@ impl LinkGroups {
                 _ => Ok(()), // it was given twice; see `want_chunk`
             };
         }
-        if memfd::seal(&c.fd).is_err() {
+        // (What this daemon has mapped as a client, nobody else has.)
+        let sealed = match from.is_remote() {
+            true => memfd::seal(&c.fd).is_ok(),
+            false => memfd::is_sealed(&c.fd),
+        };
+        if !sealed {
             return Err(Violation(
-                "a chunk could not be sealed: its writer sealed it otherwise",
+                "a chunk is not sealed: its writer sealed it otherwise",
             ));
         }
         c.stage = Stage::Sealed;

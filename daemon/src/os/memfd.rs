@@ -27,14 +27,19 @@ const FINAL: SealFlags = SealFlags::SHRINK
 
 /// From here on nobody can map it writable, write to it or punch holes in it; mappings that exist
 /// stay as they are. Adding seals to a file that its writer has sealed already fails, so the
-/// result is what counts.
+/// result is what counts. For helpers, if another process has the file: it waits for a write that is under way, whose
+/// page its owner may never give.
 pub fn seal(fd: &OwnedFd) -> Result<(), Errno> {
     let added = rustix::fs::fcntl_add_seals(fd, FINAL);
-    if rustix::fs::fcntl_get_seals(fd)?.contains(FINAL) {
-        Ok(())
-    } else {
-        Err(added.err().unwrap_or(Errno::PERM))
+    match is_sealed(fd) {
+        true => Ok(()),
+        false => Err(added.err().unwrap_or(Errno::PERM)),
     }
+}
+
+/// Is it sealed so? This waits for nothing.
+pub fn is_sealed(fd: &OwnedFd) -> bool {
+    rustix::fs::fcntl_get_seals(fd).is_ok_and(|s| s.contains(FINAL))
 }
 
 /// Reads from this place on as far as the file goes, or the buffer. How many bytes that were.

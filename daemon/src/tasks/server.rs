@@ -11,6 +11,7 @@ use crate::os::memfd;
 use crate::os::process::{self, Process};
 use crate::os::wire::Incoming;
 use crate::tasks::readings;
+use crate::tasks::seal::{seal, Unsealed};
 use crate::tasks::{lookups, takeover};
 use lane::family::TABLE_BYTES;
 use lane::proto::msg::{ToDaemon, ToShim, MAX};
@@ -335,6 +336,21 @@ fn handle(
 ) -> Result<(), Violation> {
     match ToDaemon::decode(bytes) {
         Ok(m) => {
+            if let ToDaemon::Mapped { group, side, chunk } = m {
+                let at = (group, side, chunk);
+                let found = shared.borrow_mut().unsealed(id, at);
+                if let Some((file, payer)) = found {
+                    let (client, chunk) = (id, at);
+                    let u = Unsealed {
+                        client,
+                        chunk,
+                        file,
+                        payer,
+                    };
+                    tokio::task::spawn_local(seal(shared.clone(), u));
+                    return Ok(());
+                }
+            }
             let read = shared.borrow_mut().message(id, m, fds);
             let read = read.inspect_err(|_| shared.borrow_mut().count_refused(Reason::Hostile))?;
             if let Some(r) = read {

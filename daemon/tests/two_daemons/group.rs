@@ -3,6 +3,7 @@
 use lane::abi::CONTROL_BYTES;
 use lane::half::{Area, Memory};
 use lane::notify;
+use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use underpass_rdma::verbs::{Mapping, Memory as _};
@@ -61,6 +62,10 @@ impl Group {
             }
             n => (own, n, map(0, bytes), None),
         });
+        if own {
+            let more = SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+            rustix::fs::fcntl_add_seals(fd, more).unwrap();
+        }
     }
 
     fn put(&mut self, piece: Piece) {

@@ -108,6 +108,9 @@ fn new_group((group, side): (u64, u8), bytes: usize, remote: bool, fds: &mut Fds
         (Some(bell), Some(first)) => {
             family::reap_groups();
             let ok = groups::create(group, side, bell, first, bytes, remote);
+            if ok {
+                seal(first);
+            }
             sys::close(first);
             ok
         }
@@ -150,7 +153,10 @@ fn new_chunk((group, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &
     };
     let ok = fds.take(0).is_some_and(|fd| {
         let ok = match own {
-            true => l.map_chunk(true, chunk, fd, num::size(bytes)),
+            true => {
+                let ok = l.map_chunk(true, chunk, fd, num::size(bytes));
+                ok.then(|| seal(fd)).is_some()
+            }
             false => {
                 keeps_its_size(fd, bytes) && {
                     l.map_further(chunk, fd, num::size(bytes), || family::is_shared(l))
@@ -167,6 +173,13 @@ fn new_chunk((group, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &
         (true, false) => reply(&ToDaemon::PeerMapped { group, side, chunk }),
         (false, _) => {}
     }
+}
+
+/// We have mapped this chunk: nobody else is to write to it. (What cannot be sealed here, the daemon seals.)
+fn seal(fd: i32) {
+    let all =
+        libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
+    let _ = sys::fcntl(fd, libc::F_ADD_SEALS, num::word(all));
 }
 
 /// Map a file only if nobody can shrink it: a fault would kill this process.

@@ -6,6 +6,24 @@ use lane::abi::{Control, Loc, TxWord};
 use lane::half::Area;
 use std::cell::{Cell, RefCell};
 
+/// A sender that takes back and sends again what nobody can show: what is held has few pieces, and no more memory than bytes.
+#[test]
+fn pieces_are_bounded() {
+    let mut f = Follower::new(USES, 0);
+    for k in 0..5_000u64 {
+        let bytes = vec![0; lane::num::size(COPIED_MAX)];
+        f.hold(Run {
+            at: Cursor::new(k * 2 * COPIED_MAX),
+            bytes,
+        });
+        f.copied = Cursor::new((k * 2 + 1) * COPIED_MAX);
+        f.take_back(Cursor::new(k * 2 * COPIED_MAX + 1));
+    }
+    assert_eq!(f.runs.len(), RUNS_MAX);
+    let memory: usize = f.runs.iter().map(|r| r.bytes.capacity()).sum();
+    assert!(memory < 64 * RUNS_MAX, "{memory}");
+}
+
 /// Random numbers of a seed (xorshift).
 struct Seed(u64);
 

@@ -26,6 +26,8 @@ pub(super) struct Chunk {
     pub fd: Arc<OwnedFd>,
     pub bytes: u64,
     pub stage: Stage,
+    /// A helper seals it.
+    pub sealing: bool,
     /// When it was last given to somebody.
     pub sent: Duration,
 }
@@ -93,6 +95,7 @@ pub(super) fn make_chunk(
         fd: Arc::new(fd),
         bytes: bytes as u64,
         stage: Stage::Given,
+        sealing: false,
         sent: now,
     })
 }

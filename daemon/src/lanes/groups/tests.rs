@@ -59,6 +59,17 @@ impl World {
         c.sent = c.sent.checked_sub(RESEND_AFTER).unwrap();
     }
 
+    /// A client maps a chunk of its own, which the daemon seals for it.
+    fn map(&mut self, who: ClientId, (group, side): (u64, u8), n: u32, out: &mut Out) {
+        let unsealed = self.groups.unsealed(who, (group, side), n);
+        if let Some(file) = unsealed.filter(|_| !who.is_remote()) {
+            assert!(self.groups.mapped(who, group, side, n, out).is_err());
+            memfd::seal(&file).unwrap();
+        }
+        assert!(self.groups.unsealed(who, (group, side), n).is_none());
+        self.groups.mapped(who, group, side, n, out).unwrap();
+    }
+
     fn help(&mut self, mut out: Out) {
         while !out.sends.is_empty() || !out.failed.is_empty() || !out.ready.is_empty() {
             let mut next = Out::default();
@@ -67,14 +78,11 @@ impl World {
                 let to = s.to;
                 match s.msg {
                     ToShim::GroupNew { group, side, .. } => {
-                        self.groups.mapped(to, group, side, 0, &mut next).unwrap()
+                        self.map(to, (group, side), 0, &mut next)
                     }
                     ToShim::Chunk {
                         group, side, chunk, ..
-                    } => self
-                        .groups
-                        .mapped(to, group, side, chunk, &mut next)
-                        .unwrap(),
+                    } => self.map(to, (group, side), chunk, &mut next),
                     ToShim::PeerChunk { chunk: 0, .. } => {}
                     ToShim::PeerChunk {
                         group, side, chunk, ..
@@ -233,9 +241,7 @@ fn a_chunk_that_could_not_be_mapped() {
         .want_chunk(ClientId(1), group, 0, &mut out)
         .unwrap();
     let mut lost = Out::default();
-    w.groups
-        .mapped(ClientId(1), group, 0, 2, &mut lost)
-        .unwrap();
+    w.map(ClientId(1), (group, 0), 2, &mut lost);
     assert_eq!(lost.sends.len(), 1);
     let lost = lost.sends.pop().unwrap();
     w.later(group, 2);
