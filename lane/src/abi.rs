@@ -105,7 +105,7 @@ pub struct RxWords {
     /// Across nodes, written by a daemon in its proxy: the head that the remote daemon is known to
     /// have shown to its end. (That the network has taken the bytes is not enough: the remote daemon may
     /// die before it says so, and nobody else can.) On one node, written by an end that has `ENDED`: all
-    /// bytes that it has put on TCP.
+    /// bytes that it has put on TCP (`TcpPos::UNKNOWN`: a daemon still brings some there).
     pub landed: Shared<Landed>,
     /// About this end's sending direction: what it is putting on TCP (`takeover::*`), for whoever goes on after it.
     pub takeover: Shared<TakeoverWord>,

@@ -382,7 +382,7 @@ fn shutdown_waits_for_revoked_bytes() {
     assert!(w.host[0].eof.get());
 }
 
-/// The same for a sender that died on its way down, with the frame on TCP or not.
+/// A sender that died on its way down, and a receiver that leaves; with the frame on TCP or not.
 #[test]
 fn revocation_after_a_death_on_the_way_down() {
     for room in [0, 10, 32, 50] {

@@ -128,7 +128,7 @@ fn apply(w: &World, s: &Scribble) {
             };
             w.inject(BAD, &f.encode());
         }
-        Scribble::Fin => w.net.borrow_mut().fin(BAD),
+        Scribble::Fin => _ = w.net.borrow_mut().fin(BAD),
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::core::takeover::Ordered;
 use crate::core::Shared;
 use crate::lanes::takeover::Step;
+use std::time::Duration;
 
 pub(crate) async fn take_over(shared: Shared, ordered: Ordered) {
     let Ordered {
@@ -24,7 +25,7 @@ pub(crate) async fn take_over(shared: Shared, ordered: Ordered) {
         match made {
             Ok(Ok((t, rest))) => {
                 takeover = t;
-                tokio::time::sleep(rest).await;
+                tokio::time::sleep(Duration::from_millis(rest)).await;
             }
             Ok(Err(end)) => break end,
             Err(_) => break Default::default(),

@@ -112,6 +112,11 @@ impl Cursor {
     }
 }
 
+impl TcpPos {
+    /// No position that a stream reaches: it is not known yet.
+    pub const UNKNOWN: TcpPos = TcpPos(u64::MAX);
+}
+
 impl Shared<TcpPos> {
     /// Counts `bytes` more. Several threads may count at the same time.
     #[inline(always)]

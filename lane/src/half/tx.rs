@@ -3,12 +3,13 @@
 //! Life of a direction: TCP → (the receiver is ready) → ring → TCP → … Every method must be called with the
 //! direction's lock held; none blocks.
 
+pub mod bring;
 mod died;
 mod down;
 mod takeover;
 mod up;
 
-pub use down::Awaited;
+pub use down::{Awaited, BeforeFin};
 pub use takeover::{claim, is_asked, is_done, release, Adopted};
 
 use super::mem::{copy_in, Iov, Memory, Ring};

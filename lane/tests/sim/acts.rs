@@ -5,15 +5,15 @@ use lane::half::rx::Revoked;
 use lane::half::Progress;
 use lane::proto::reason::Reason;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::Poll;
 
 impl World {
     pub(super) fn locked(&self, e: usize, act: &Act) {
         let h = &self.host[e];
         let (m, port) = (self.memory(e), Wire { w: self, e });
         match act {
-            // (A shim bars the connection when it shuts it.)
-            Act::Attach { .. } if h.wr_shut.get() => {}
+            // (A shim bars the connection when it shuts it, and while it leaves.)
+            Act::Attach { .. } if h.wr_shut.get() || h.execs.get() => {}
+            Act::Ready | Act::TryUp if h.leaving.get() || h.wants.get().is_some() => {}
             Act::Attach { log2 } => self.attach(e, *log2),
             Act::Ready => {
                 if h.rx.declare_ready(&m, &port) {
@@ -26,15 +26,22 @@ impl World {
                 }
             }
             Act::TryUp => self.try_up(e),
-            Act::Reclaim if self.daemon_gone.get() => {
+            Act::Reclaim if self.is_orphaned(e) => {
                 if h.tx.awaits(&m) {
                     self.note("reclaimed");
                 }
                 self.done(e, h.tx.reclaim(&m, &port));
+                self.shut_late(e);
             }
             Act::Reclaim => {}
-            Act::Down => self.done(e, h.tx.down(&m, &port)),
-            Act::Look => self.done(e, h.tx.look(&m, &port)),
+            Act::Down => {
+                self.done(e, h.tx.down(&m, &port));
+                self.shut_late(e);
+            }
+            Act::Look => {
+                self.done(e, h.tx.look(&m, &port));
+                self.shut_late(e);
+            }
             Act::Sizes { sndbuf, room } => {
                 h.tx.set_sndbuf(&m, *sndbuf);
                 h.rx.set_room(&m, *room);
@@ -67,9 +74,15 @@ impl World {
 
     fn attach(&self, e: usize, log2: u32) {
         let (h, m) = (&self.host[e], self.memory(e));
+        if !self.recount(e) || !self.next_use(e) {
+            return;
+        }
         let (loc, base) = (self.clients[e].alloc(log2), self.base.get());
-        h.locs.borrow_mut().push(loc);
-        assert_eq!(h.tx.attach(&m, base, loc), [None, None]);
+        let before = h.locs.replace(vec![loc]);
+        // (Another program of the process does not know them.)
+        let given_up = h.tx.attach(&m, base, loc);
+        assert!(given_up.iter().flatten().all(|l| before.contains(l)));
+        before.into_iter().for_each(|l| self.clients[e].release(l));
         h.tx.set_tag(TAG ^ e as u64);
         h.rx.attach(&m, base, TAG ^ (1 - e) as u64);
         if e == 0 {
@@ -89,6 +102,12 @@ impl World {
 
     fn revoke(&self, e: usize) {
         let h = &self.host[e];
+        if h.leaving.get() {
+            return; // (it does that by itself)
+        }
+        if self.host[1 - e].revoking.get() && !h.revoking.get() {
+            self.note("both ends revoke at once");
+        }
         match h.rx.revoke(&self.memory(e), &Wire { w: self, e }) {
             Ok(Revoked::Clear) => {
                 assert!(!h.rx.engaged());
@@ -115,48 +134,6 @@ impl World {
                 h.locs.borrow_mut().retain(|l| *l != freed);
                 self.clients[e].release(freed);
             }
-        }
-    }
-
-    /// The application shuts its sending direction down, or closes.
-    fn shut(&self, e: usize, close: bool) {
-        let h = &self.host[e];
-        let (m, port) = (self.memory(e), Wire { w: self, e });
-        let mut repeated = None;
-        if self.daemon_gone.get() && h.attached.get() && h.tx.reclaim(&m, &port).is_err() {
-            return;
-        }
-        // As the shim: what a daemon has taken over it finishes for who is gone.
-        let theirs = close && h.attached.get() && h.tx.awaits(&m) && h.rx.ring_unread(&m) == 0;
-        // As the shim: what a revocation made plain has to be on TCP before the FIN.
-        if h.attached.get() && !theirs {
-            h.finishing.set(true); // until it is said below
-            let Poll::Ready(before) = h.tx.before_fin(&m, &port) else {
-                h.finishing.set(false);
-                return;
-            };
-            repeated = before;
-            h.rx.announce_end(&m, &port, h.tx.tcp_pos.load(Relaxed));
-        }
-        if !close {
-            h.wr_shut.set(true);
-            self.net.borrow_mut().fin(e);
-            if h.attached.get() {
-                h.tx.shut(&m, &port, repeated);
-            }
-            return;
-        }
-        if h.attached.get() {
-            if !theirs {
-                h.tx.shut(&m, &port, repeated);
-            }
-            h.rx.close(&m, &port, h.tx.tcp_pos.load(Relaxed));
-        }
-        let unread = h.attached.get() && h.rx.ring_unread(&m) > 0;
-        h.closed.set(true);
-        self.close_socket(e);
-        if unread {
-            self.net.borrow_mut().rst();
         }
     }
 }

@@ -29,7 +29,8 @@ impl World {
                         "the position in the caller's buffers is off"
                     );
                 }
-                if r == Sent::Tcp && up && h.tx.can_up(&m) {
+                let may = up && !h.leaving.get() && !h.execs.get();
+                if r == Sent::Tcp && may && h.tx.can_up(&m) {
                     self.try_up(e);
                     if h.tx.is_up() {
                         self.unlock(e, TX);
@@ -72,7 +73,8 @@ impl World {
     pub fn agree(&self, e: usize) {
         let h = &self.host[e];
         let engaged = h.attached.get() && h.rx.engaged();
-        if !self.live(e) || h.revoking.get() || h.eof.get() || !engaged {
+        let leaves = h.revoking.get() || h.leaving.get() || h.execs.get();
+        if !self.live(e) || leaves || h.eof.get() || !engaged {
             return;
         }
         self.calls.set(0);
@@ -151,6 +153,7 @@ impl World {
                     && len > 0
                     && steps == self.steps.get()
                     && !h.revoking.get()
+                    && !h.leaving.get()
                     && !self.hostile.get()
                 {
                     assert!(
@@ -183,6 +186,10 @@ impl World {
             // As the shim: an error that was kept is told where the end would be.
             Ok(0) | Err(libc::EAGAIN) if len > 0 && h.rx.error.is_set() => {
                 Received::Error(h.rx.error.take())
+            }
+            // As the shim's `ends::after_fin`.
+            Ok(0) if len > 0 && h.attached.get() && h.rx.notice_death(&self.memory(e), false) => {
+                Received::Error(libc::ECONNRESET)
             }
             Ok(0) if len > 0 => Received::Eof,
             Ok(n) => Received::Bytes(n),

@@ -8,13 +8,16 @@
 
 mod acts;
 mod calls;
+mod ends;
 pub mod memory;
+pub mod moves;
 pub mod net;
+mod op;
 mod settle;
 mod takeover;
 mod wire;
 
-use lane::abi::{Cursor, Epoch, Loc};
+use lane::abi::{Cursor, Epoch, Loc, EPOCHS};
 use lane::half::rx::How;
 use lane::half::{Area, Memory, RxState, TxState};
 use lane::proto::frame::{Frame, Kind};
@@ -26,83 +29,12 @@ use std::collections::VecDeque;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+#[allow(unused_imports)] // each test uses a part
+pub use op::{op, recv, send, Act, Op, ALL};
 pub use wire::Wire;
 
 pub const LANE: u32 = 70;
 pub const TAG: u64 = 0x5eed_5eed_0bad_cafe;
-
-/// What an end can do.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Act {
-    /// The application sends; natively where the lane says so. `up`: switches up when it may.
-    Send {
-        len: usize,
-        up: bool,
-    },
-    Recv {
-        len: usize,
-        peek: bool,
-        discard: bool,
-        look: bool,
-    },
-    Ready,
-    TryUp,
-    Down,
-    WantDown,
-    UnwantDown,
-    Revoke,
-    Look,
-    Probe,
-    /// FIONREAD; the answer is in `Host::unread`.
-    Unread,
-    /// Another thread's send, or SO_ERROR, takes the error that was kept for the receiver.
-    TakeError,
-    Move {
-        log2: u32,
-    },
-    ShutWr,
-    Close,
-    Kill,
-    Attach {
-        log2: u32,
-    },
-    /// The network carries bytes that this end has sent.
-    Deliver {
-        n: usize,
-    },
-    /// The kernel's buffers for what this end sends.
-    Buffers {
-        snd: usize,
-        rcv: usize,
-        piece: usize,
-        more: usize,
-    },
-    /// This end's application asks for sizes of buffers (0: it does not).
-    Sizes {
-        sndbuf: u32,
-        room: u32,
-    },
-    /// The node's daemon brings what this end sends to TCP in its stead, if its receiver has revoked; or goes on
-    /// with that.
-    TakeOver,
-    /// The daemon dies, and no other one comes.
-    DaemonDies,
-    /// This end has noticed that.
-    Reclaim,
-    /// The old connection is over on both ends; a new one uses the same lane.
-    Reuse {
-        gap: u32,
-    },
-}
-
-/// An action, and what happens in the middle of it, each after so many more system calls or
-/// publishes (0: at the same point as the one before).
-#[derive(Clone, Debug)]
-pub struct Op {
-    pub end: usize,
-    pub act: Act,
-    pub inner: Vec<(usize, usize, Act)>,
-}
 
 #[derive(Default)]
 pub struct Host {
@@ -118,6 +50,18 @@ pub struct Host {
     /// TCP reported an error.
     pub failed: Cell<bool>,
     pub revoking: Cell<bool>,
+    /// Leaves its lane; has left it, and the other end may not have yet.
+    pub leaving: Cell<bool>,
+    pub left: Cell<bool>,
+    /// Its process will execute another program as soon as it has left.
+    pub execs: Cell<bool>,
+    /// A shutdown (`false`) or close (`true`) is under way that something else has to come before.
+    pub wants: Cell<Option<bool>>,
+    /// A thread has taken the sending direction's lock, and done nothing yet.
+    woken: Cell<bool>,
+    /// The lane's use that this end has had last, and its last epoch if its program is another one by now.
+    last_use: Cell<u32>,
+    used: Cell<u32>,
     /// Bytes the application was told are sent, and those of a call that has not returned.
     pub sent: Cell<u64>,
     pub in_flight: Cell<u64>,
@@ -128,23 +72,6 @@ pub struct Host {
     /// Locks: the lane's two, and the application's two.
     busy: [Cell<bool>; 4],
     locs: RefCell<Vec<Loc>>,
-}
-
-/// The daemon's part of an end's sending direction.
-#[derive(Default)]
-struct Taken {
-    tx: RefCell<Option<Box<TxState>>>,
-    /// It is at work on it just now.
-    working: Cell<bool>,
-    /// The end's process has closed its descriptor meanwhile.
-    closed: Cell<bool>,
-}
-
-impl Taken {
-    /// Has the daemon a copy of the socket?
-    fn holds(&self) -> bool {
-        self.working.get() || self.tx.borrow().is_some()
-    }
 }
 
 const TX: usize = 0;
@@ -162,8 +89,17 @@ pub struct World {
     /// Each end's area as its daemon sees it, and the other one's as a daemon writes it.
     beside: [[Area; 2]; 2],
     /// On one node: what the daemon has of each end.
-    taken: [Taken; 2],
+    taken: [takeover::Taken; 2],
     daemon_gone: Cell<bool>,
+    /// Has the end's process lost its control connection?
+    cut: [Cell<bool>; 2],
+    now_ms: Cell<u64>,
+    /// How often the lane was offered for this connection.
+    lane_use: Cell<u32>,
+    /// What was seen last of each end.
+    at: [Cell<moves::At>; 2],
+    /// Which changes were seen, and how often.
+    pub moves: RefCell<moves::Moves>,
     pub host: [Host; 2],
     pub net: RefCell<Net>,
     inner: RefCell<VecDeque<(usize, usize, Act)>>,
@@ -245,6 +181,11 @@ impl World {
             beside: [0, 1].map(|e| [clients[e].area(false), clients[1 - e].area(true)]),
             taken: Default::default(),
             daemon_gone: Cell::new(false),
+            cut: Default::default(),
+            now_ms: Cell::new(0),
+            lane_use: Cell::new(1),
+            at: Default::default(),
+            moves: Default::default(),
             host: Default::default(),
             net: Default::default(),
             inner: Default::default(),
@@ -314,6 +255,7 @@ impl World {
     fn hook(&self) {
         self.calls.set(self.calls.get() + 1);
         assert!(self.calls.get() < 20_000, "an operation does not end");
+        self.see_moves();
         if let Ok(mut m) = self.meddle.try_borrow_mut() {
             if let Some(m) = m.as_mut() {
                 m(self);
@@ -357,7 +299,7 @@ impl World {
             return self.reuse(gap);
         }
         *self.inner.borrow_mut() = op.inner.iter().cloned().collect();
-        let daemon = op.act == Act::TakeOver; // which goes on if the end dies
+        let daemon = matches!(op.act, Act::TakeOver { .. }); // which goes on if the end dies
         self.acting.set(if daemon { 2 } else { op.end });
         if let Err(p) = catch_unwind(AssertUnwindSafe(|| self.act(op.end, &op.act))) {
             if !p.is::<Killed>() {
@@ -366,6 +308,12 @@ impl World {
             self.note("killed within");
         }
         self.inner.borrow_mut().clear();
+        (0..2).for_each(|e| self.act(e, &Act::Woken { down: false }));
+        self.execute();
+        self.see_moves();
+        if !self.hostile.get() && !self.across.get() {
+            self.check_all();
+        }
     }
 
     fn reuse(&mut self, gap: u32) {
@@ -374,14 +322,18 @@ impl World {
             .iter()
             .flat_map(|h| [&h.tx.epoch, &h.rx.epoch])
             .map(|e| e.load(Relaxed).get());
+        let epochs = epochs.chain(self.host.iter().map(|h| h.used.get()));
         let last = epochs.fold(self.base.get().get(), u32::max);
-        self.base.set(Epoch::new(last + gap));
+        self.base.set(Epoch::base(last / EPOCHS + 1 + gap));
         for (h, p) in self.host.iter_mut().zip(self.clients) {
             h.locs.borrow_mut().drain(..).for_each(|l| p.release(l));
             *h = Host::default();
         }
         self.taken = Default::default();
         self.daemon_gone.set(false);
+        self.cut.iter().for_each(|c| c.set(false));
+        self.lane_use.set(1);
+        (0..2).for_each(|e| self.forget_modes(e));
         *self.net.borrow_mut() = Net::default();
         self.use_no.set(self.use_no.get() + 1);
     }
@@ -389,8 +341,11 @@ impl World {
     fn kill(&self, e: usize) {
         let h = &self.host[e];
         h.dead.set(true);
+        if self.taken[1 - e].is_under_way() {
+            self.note("a receiver is killed during a takeover");
+        }
         let owes = || h.tx.must_flush() || h.tx.awaits(&self.memory(e));
-        if self.daemon_gone.get() && h.attached.get() && owes() {
+        if self.is_orphaned(e) && h.attached.get() && owes() {
             h.failed.set(true); // both have died, and nobody has the rest: docs/failures.md
         }
         self.close_socket(e);
@@ -398,9 +353,8 @@ impl World {
 
     /// The last descriptor of end `e` but for the daemon's.
     fn close_socket(&self, e: usize) {
-        match self.taken[e].holds() {
-            true => self.taken[e].closed.set(true),
-            false => self.net.borrow_mut().close(e),
+        if !self.taken[e].holds() {
+            self.net.borrow_mut().close(e);
         }
     }
 
@@ -492,11 +446,14 @@ impl World {
             Act::TakeError => {
                 h.rx.error.take();
             }
-            Act::TakeOver => _ = self.take_over(e),
+            Act::TakeOver { own, early } => _ = self.take_over(e, *own, *early),
             Act::DaemonDies => self.daemon_dies(),
+            Act::Cut => self.cut[e].set(true),
+            Act::Pass { ms } => self.now_ms.set(self.now_ms.get() + ms),
             _ if h.dead.get() || h.closed.get() || h.failed.get() => {}
             Act::Send { len, up } => {
-                if !h.wr_shut.get() && self.lock(e, SEND) {
+                let idle = h.wants.get().is_none() && !h.execs.get() && !h.wr_shut.get();
+                if idle && self.lock(e, SEND) {
                     self.send(e, *len, *up);
                     self.unlock(e, SEND);
                 }
@@ -507,7 +464,7 @@ impl World {
                 discard,
                 look,
             } => {
-                if self.lock(e, RECV) {
+                if !h.execs.get() && self.lock(e, RECV) {
                     let how = How {
                         peek: *peek,
                         discard: *discard,
@@ -519,6 +476,27 @@ impl World {
                 }
             }
             Act::Kill => self.kill(e),
+            Act::Leave => self.leave(e),
+            Act::Retire => self.retire(e),
+            Act::Withdraw => self.withdraw(e),
+            Act::Exec => {
+                if !h.wr_shut.get() && h.wants.get().is_none() {
+                    h.execs.set(true);
+                    self.leave(e);
+                }
+            }
+            Act::Wake => {
+                let may = h.attached.get() && !h.woken.get();
+                if may && self.lock(e, TX) {
+                    h.woken.set(true);
+                }
+            }
+            Act::Woken { down } => {
+                if h.woken.take() {
+                    self.locked(e, if *down { &Act::Down } else { &Act::Look });
+                    self.unlock(e, TX);
+                }
+            }
             _ => return false,
         }
         true
@@ -529,28 +507,3 @@ impl World {
         !(h.dead.get() || h.closed.get() || h.failed.get())
     }
 }
-
-/// Runs one operation that nothing interrupts.
-pub fn op(w: &mut World, end: usize, act: Act) {
-    w.run(&Op {
-        end,
-        act,
-        inner: vec![],
-    });
-}
-
-pub fn send(len: usize) -> Act {
-    Act::Send { len, up: false }
-}
-
-pub fn recv(len: usize) -> Act {
-    Act::Recv {
-        len,
-        peek: false,
-        discard: false,
-        look: true,
-    }
-}
-
-/// The network carries everything.
-pub const ALL: Act = Act::Deliver { n: 1 << 20 };

@@ -175,8 +175,9 @@ impl Net {
         self.pipe[e].accepted + self.pipe[e].dropped
     }
 
-    pub fn fin(&mut self, e: usize) {
-        self.pipe[e].fin = true;
+    /// False: that was done before.
+    pub fn fin(&mut self, e: usize) -> bool {
+        !std::mem::replace(&mut self.pipe[e].fin, true)
     }
 
     pub fn rst(&mut self) {

@@ -2,12 +2,13 @@
 
 use super::{Act, Wire, World, LANE};
 use lane::half::rx::How;
+use lane::half::tx::bring::ORPHAN_MS;
 use lane::half::Progress;
 
 impl World {
     /// Lets both ends act as event loops do, each only when something wakes it, until nothing
     /// moves; each sends `todo` more bytes. Then everything must have arrived.
-    pub fn settle(&self, mut todo: [usize; 2], promote: bool) {
+    pub fn settle(&mut self, mut todo: [usize; 2], promote: bool) {
         for p in &mut self.net.borrow_mut().pipe {
             (p.snd_cap, p.rcv_cap, p.piece) = (1 << 18, 1 << 18, usize::MAX);
         }
@@ -23,18 +24,40 @@ impl World {
             let mut ran = false;
             for e in 0..2 {
                 self.calls.set(0);
-                ran |= self.take_over(e) && self.live(1 - e);
-                if self.daemon_gone.get() && self.live(e) {
+                // Who leaves asks the daemon.
+                let (own, peer) = (&self.host[e].leaving, &self.host[1 - e]);
+                let asked = own.get() || peer.leaving.get() || peer.revoking.get();
+                if asked || self.taken[e].is_under_way() {
+                    ran |= self.take_over(e, own.get(), false) && self.live(1 - e);
+                }
+                if self.is_orphaned(e) && self.live(e) {
                     self.act(e, &Act::Reclaim);
                 }
                 let h = &self.host[e];
                 if !self.live(e) {
                     continue;
                 }
-                if h.revoking.get() && !self.live(1 - e) && !moved {
-                    h.failed.set(true); // the deadline of the hand-over has passed
+                if (h.revoking.get() || h.leaving.get()) && !self.live(1 - e) && !moved {
+                    self.reset(e); // the deadline of the hand-over has passed
                     self.note("hand-over failed");
                     continue;
+                }
+                if let Some(close) = h.wants.get() {
+                    self.act(e, if close { &Act::Close } else { &Act::ShutWr });
+                    if h.wants.get().is_some() && !self.live(1 - e) && !moved && still > 2 {
+                        self.reset(e); // the deadline of the shutdown has passed
+                        self.note("a FIN came too late");
+                    }
+                    ran |= h.wants.get().is_none();
+                    continue;
+                }
+                if h.leaving.get() || h.execs.get() {
+                    self.leave(e);
+                    ran |= !h.attached.get();
+                }
+                if promote && h.last_use.get() > 0 && !h.attached.get() {
+                    self.act(e, &Act::Attach { log2: 12 });
+                    ran |= h.attached.get();
                 }
                 let seq = lane::notify::counter(
                     &self.peer[e].control().unwrap().seq
@@ -50,9 +73,17 @@ impl World {
                     out[e] = self.turn(e, &mut todo[e], promote);
                 }
             }
+            (0..2).for_each(|e| self.act(e, &Act::Retire));
+            self.execute();
+            self.see_moves();
             still = if moved { 0 } else { still + 1 };
             if !moved && !ran && still > 4 {
-                break;
+                // What nobody takes is an orphan's some day.
+                let waits = |e: usize| self.taken[e].is_under_way() && self.host[e].is_gone();
+                if still > 10 || !(waits(0) || waits(1)) {
+                    break;
+                }
+                self.now_ms.set(self.now_ms.get() + ORPHAN_MS);
             }
         }
         (0..2).for_each(|e| self.all_there(e, todo[e]));
@@ -65,6 +96,9 @@ impl World {
             return;
         }
         assert!(!h.revoking.get(), "end {e}: the hand-over hangs");
+        assert!(!h.leaving.get(), "end {e}: it never leaves its lane");
+        assert_eq!(h.wants.get(), None, "end {e}: its FIN never comes");
+        assert!(!h.execs.get(), "end {e}: its next program never runs");
         assert!(
             !h.tx.awaits(&self.memory(e)),
             "end {e}: a daemon has its direction for ever"

@@ -2,7 +2,7 @@
 
 use super::World;
 use lane::half::{Iov, Port};
-use lane::os::position;
+use lane::os::{position, TcpCounts};
 
 pub struct Wire<'w> {
     pub w: &'w World,
@@ -10,6 +10,20 @@ pub struct Wire<'w> {
 }
 
 impl Wire<'_> {
+    /// Each look may be interrupted, and find other counts than the one before.
+    pub fn counts(&self) -> Option<TcpCounts> {
+        let net = || self.w.net.borrow();
+        position(
+            || Some(net().info(self.e)),
+            || {
+                let n = net().outstanding(self.e);
+                self.w.hook();
+                Some(n)
+            },
+            || Some(net().unread(self.e) as u64),
+        )
+    }
+
     fn send(&self, data: *const u8, len: usize, beyond: bool) -> Result<usize, i32> {
         self.w.hook();
         // SAFETY: the lane passes a run of its own ring or a frame.
@@ -74,19 +88,9 @@ impl Port for Wire<'_> {
     }
     fn tcp_sent(&self) -> Option<u64> {
         self.w.hook();
-        // Each look may be interrupted, and find other counts than the one before.
-        let net = || self.w.net.borrow();
-        let p = position(
-            || Some(net().info(self.e)),
-            || {
-                let n = net().outstanding(self.e);
-                self.w.hook();
-                Some(n)
-            },
-            || Some(net().unread(self.e) as u64),
-        )?;
+        let p = self.counts()?;
         self.w.hook();
-        if net().estimate(self.e) != p.sent - u64::from(self.e == 0) {
+        if self.w.net.borrow().estimate(self.e) != p.sent - u64::from(self.e == 0) {
             self.w.note("counters changed by drops");
         }
         Some(p.sent)

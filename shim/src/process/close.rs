@@ -169,7 +169,8 @@ fn end(fd: i32, i: u32) {
         let flushed = flush(c, &m, &port, patience);
         let late = flushed == Flushed::Late;
         // Close first, then look: a sender publishes first, then looks whether we have closed.
-        c.rx.close(&m, &port, c.tx.tcp_pos.load(Relaxed));
+        let sent = c.tx.sent_at_fin(flushed == Flushed::ByDaemon);
+        c.rx.close(&m, &port, sent);
         take_frame(c, &m, &port, true);
         if late && !for_no_time {
             tcp::count_reset(c, fd, Reason::Stalled);

@@ -8,9 +8,9 @@ use crate::sys::{self, lock, thread};
 use crate::tcp;
 use crate::tcp::port::{self, Sock};
 use core::sync::atomic::Ordering::*;
-use core::task::Poll;
 use lane::abi::TcpPos;
 use lane::family::{state, Conn};
+use lane::half::tx::BeforeFin;
 use lane::half::Memory;
 use lane::proto::reason::Reason;
 
@@ -32,27 +32,19 @@ pub(super) fn flush(c: &Conn, m: &Memory, port: &Sock, patience: u64) -> Flushed
     let (fd, begin) = (port.fd, sys::now_ms());
     let (end, patience) = (begin + promotion::LEAVE_MS, begin.saturating_add(patience));
     loop {
-        if c.tx.awaits(m) {
-            if promotion::is_orphaned(c) && c.tx.reclaim(m, port).is_err() {
-                return Flushed::Late;
-            }
-            if c.tx.is_recorded(m) {
-                if sys::now_ms() >= patience || thread::waiting() {
-                    return Flushed::ByDaemon;
-                }
-                let _ = sys::poll_ms(-1, 0, 1);
-                continue;
-            }
-        }
-        if let Poll::Ready(repeated) = c.tx.before_fin(m, port) {
-            return Flushed::OnTcp(repeated);
-        }
-        if fd < 0 || sys::now_ms() >= end {
+        let Ok(step) = c.tx.come_to_fin(m, port, || promotion::is_orphaned(c)) else {
             return Flushed::Late;
-        }
-        let _ = match c.tx.awaits(m) {
-            true => sys::poll_ms(-1, 0, 1), // (a claim alone may be withdrawn)
-            false => sys::poll_ms(fd, libc::POLLOUT, 5),
+        };
+        let now = sys::now_ms();
+        let _ = match step {
+            BeforeFin::OnTcp(repeated) => return Flushed::OnTcp(repeated),
+            BeforeFin::ByDaemon if now >= patience || thread::waiting() => {
+                return Flushed::ByDaemon;
+            }
+            BeforeFin::ByDaemon => sys::poll_ms(-1, 0, 1),
+            _ if fd < 0 || now >= end => return Flushed::Late,
+            BeforeFin::Claimed => sys::poll_ms(-1, 0, 1), // (a claim alone may be withdrawn)
+            BeforeFin::Room => sys::poll_ms(fd, libc::POLLOUT, 5),
         };
     }
 }
@@ -127,9 +119,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
             let repeated = match flush(c, &m, &port, 0) {
                 Flushed::OnTcp(repeated) => repeated,
                 Flushed::ByDaemon => {
-                    // The daemon shuts the socket down when it is done, or we do when we have the direction again.
-                    c.tx.shut.store(1, SeqCst);
-                    let _ = c.tx.look(&m, &port);
+                    c.tx.leave_fin(&c.rx, &m, &port);
                     promotion::shut_late(c, fd);
                     return match how {
                         libc::SHUT_RDWR => Left::Kernel(libc::SHUT_RD),
@@ -142,7 +132,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
                     return Left::Kernel(how);
                 }
             };
-            c.rx.announce_end(&m, &port, c.tx.tcp_pos.load(Relaxed));
+            c.rx.announce_end(&m, &port, c.tx.sent_at_fin(false));
             deaf();
             // Everything sent is on the ring, and other threads' sends wait for our lock: if their bytes reached
             // TCP before the FIN, the reader, which is on the ring, would not expect them there. Later sends get

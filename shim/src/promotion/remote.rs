@@ -44,7 +44,7 @@ pub(super) fn gone(i: u32, c: &Conn, group: &LinkGroup) {
 
 /// A direction that was shut down while it was on the ring is on TCP now: makes the kernel's shutdown.
 pub fn shut_late(c: &Conn, fd: i32) {
-    if c.tx.shut.load(Relaxed) != 0 && c.tx.mode.load(Relaxed) == tx::mode::TCP {
+    if c.tx.owes_fin() {
         let _ = sys::shutdown(fd, libc::SHUT_WR);
     }
 }

@@ -11,6 +11,11 @@
 //! visible before a later load (publish and look, revoke and look, wish and look), and release and
 //! acquire elsewhere; that this suffices on weaker memory is what the loom tests in `lane` check.
 //!
+//! This is a second version of what `lane::half` does, written by hand: it shows that the rules suffice, step by step, and
+//! what ships has to be shown to keep them elsewhere. What came after it is not repeated here: a daemon that takes a
+//! direction over on one node is explored as it ships, by `lane/tests/lane_random` (seeded) and by loom
+//! (`lane/src/half/checked`).
+//!
 //! A model that cannot fail proves nothing: [`Bug`] takes one precaution away at a time, and the
 //! tests insist that the checker finds each.
 

@@ -321,14 +321,16 @@ fn engine(tree: &Tree) -> Step {
     )
 }
 
-/// Two whole daemons over them, ten thousand seeds. (`unit` has some of them, not optimised: this is compiled for longer than it
-/// runs.)
+/// Two whole daemons over them, ten thousand seeds, and the lane's world with 45,000. (`unit` has some of them, not optimised:
+/// this is compiled for longer than it runs.)
 fn daemons(tree: &Tree) -> Step {
     Step::new(
         "daemons",
         Kind::Tests,
-        520,
-        tree.cargo("test --release -p underpassd --test two_daemons"),
+        600,
+        tree.cargo(
+            "test --release -p underpassd --test two_daemons -p underpass-lane --test lane_random",
+        ),
     )
 }
 

@@ -106,7 +106,8 @@ impl RxState {
     }
 
     /// The application shuts its sending direction down, or closes: a FIN that follows is then no sign of death, and
-    /// one that does not arrive is missed. `sent`: what this end has put on TCP.
+    /// one that does not arrive is missed. `sent`: what this end has put on TCP (`UNKNOWN`: a daemon still brings
+    /// something there, and nobody decides in the FIN's place).
     pub fn announce_end(&self, m: &Memory, port: &impl Port, sent: TcpPos) {
         self.announce(m, port, sent, marks::ENDED);
     }

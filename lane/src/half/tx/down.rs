@@ -4,7 +4,7 @@
 use super::{mode, TxState, NO_FRAME};
 use crate::abi::{marks, rx, takeover, tx, Cursor, Epoch, RxWord, TcpPos, TxPhase, TxWord};
 use crate::half::mem::{Memory, Ring};
-use crate::half::{Port, Progress};
+use crate::half::{Port, Progress, RxState};
 use crate::num;
 use crate::proto::frame::{Frame, Kind, LEN};
 use crate::proto::reason::Reason;
@@ -20,6 +20,19 @@ pub enum Awaited {
     Reader,
     /// Bytes on their way, or the receiver on its way to the ring.
     Bytes,
+}
+
+/// What an end on one node has to wait for before its FIN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BeforeFin {
+    /// Nothing; as [`TxState::before_fin`] says.
+    OnTcp(Option<TcpPos>),
+    /// Nothing: a daemon has taken the direction over and does not leave it undone, and the FIN comes after that.
+    ByDaemon,
+    /// A daemon, which has claimed the direction and may withdraw that.
+    Claimed,
+    /// Room on TCP.
+    Room,
 }
 
 impl TxState {
@@ -249,6 +262,53 @@ impl TxState {
             true => Poll::Pending,
             false => Poll::Ready(repeated),
         }
+    }
+
+    /// One attempt of an end on one node to come to its FIN, also beside a daemon that has the direction. `orphaned`: has
+    /// the daemon ended? (Asked only if it is waited for.) After an error the connection has to be reset.
+    pub fn come_to_fin(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        orphaned: impl FnOnce() -> bool,
+    ) -> Result<BeforeFin, Reason> {
+        if self.awaits(m) {
+            if orphaned() {
+                self.reclaim(m, port)?;
+            }
+            if self.is_recorded(m) {
+                return Ok(BeforeFin::ByDaemon);
+            }
+        }
+        Ok(match self.before_fin(m, port) {
+            Poll::Ready(repeated) => BeforeFin::OnTcp(repeated),
+            Poll::Pending if self.awaits(m) => BeforeFin::Claimed,
+            Poll::Pending => BeforeFin::Room,
+        })
+    }
+
+    /// The application shuts down, and what comes before the FIN is left to a daemon ([`BeforeFin::ByDaemon`]): the FIN
+    /// comes from the daemon, or from the end when it has the direction again ([`TxState::owes_fin`]). The other end must
+    /// not take it for a death.
+    pub fn leave_fin(&self, rx: &RxState, m: &Memory, port: &impl Port) {
+        rx.announce_end(m, port, self.sent_at_fin(true));
+        self.shut.store(1, SeqCst);
+        let _ = self.look(m, port);
+    }
+
+    /// All that is on TCP before the FIN, for [`RxState::announce_end`] and [`RxState::close`]. What a daemon still brings
+    /// there is not known.
+    pub fn sent_at_fin(&self, by_daemon: bool) -> TcpPos {
+        match by_daemon {
+            true => TcpPos::UNKNOWN,
+            false => self.tcp_pos.load(Relaxed),
+        }
+    }
+
+    /// Has the application shut this direction down while it could not be, and is it on TCP now? Then the kernel is to
+    /// be told.
+    pub fn owes_fin(&self) -> bool {
+        self.shut.load(Relaxed) != 0 && self.mode.load(Relaxed) == mode::TCP
     }
 
     /// Unread bytes of a ring that is not revoked go to TCP, as far as TCP takes them, for whoever has the connection
