@@ -5,6 +5,7 @@ use crate::clients::view::{self, Entry};
 use crate::os::tcp;
 use lane::proto::reason::Reason;
 use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
 use underpass_admin::proc;
 
 /// Enters the other end of each connection, and why it is on TCP, from what is visible now. Where nothing is
@@ -13,11 +14,23 @@ use underpass_admin::proc;
 /// report their ends themselves.
 pub(crate) fn name(
     all: &mut [Entry],
-    kernel: &Kernel,
+    kernel: &mut Kernel,
     ours: &HashSet<u32>,
     strangers: &HashMap<u32, bool>,
     alone: bool,
 ) {
+    let lost: HashSet<(u64, SocketAddr, SocketAddr)> = all
+        .iter()
+        .filter(|e| e.other.is_none() && !e.row.remote)
+        .filter_map(|e| {
+            e.addresses()
+                .map(|(local, peer)| (e.row.netns, local, peer))
+        })
+        .filter(|(netns, local, peer)| kernel.other_end(*netns, *local, *peer).is_none())
+        .collect();
+    if !lost.is_empty() {
+        kernel.look_elsewhere(&lost);
+    }
     let mut open: Vec<(usize, u64)> = Vec::new();
     for i in 0..all.len() {
         if let Some(o) = all[i].other {
@@ -32,7 +45,7 @@ pub(crate) fn name(
         let Some((local, peer)) = e.addresses().filter(|_| !e.row.remote) else {
             continue;
         };
-        match kernel.pair(e.row.netns, peer, local) {
+        match kernel.other_end(e.row.netns, local, peer) {
             Some((netns, s)) if s.inode != 0 => {
                 e.peer_netns = *netns;
                 open.push((i, s.inode));
