@@ -1,11 +1,10 @@
 //! Who is at the other end of each row, as far as this node can tell.
 
-use super::kernel::Kernel;
+use super::kernel::{Kernel, Lost};
 use crate::clients::view::{self, Entry};
 use crate::os::tcp;
 use lane::proto::reason::Reason;
 use std::collections::{HashMap, HashSet};
-use std::net::SocketAddr;
 use underpass_admin::proc;
 
 /// Enters the other end of each connection, and why it is on TCP, from what is visible now. Where nothing is
@@ -19,14 +18,19 @@ pub(crate) fn name(
     strangers: &HashMap<u32, bool>,
     alone: bool,
 ) {
-    let lost: HashSet<(u64, SocketAddr, SocketAddr)> = all
+    let lost: Vec<Lost> = all
         .iter()
         .filter(|e| e.other.is_none() && !e.row.remote)
         .filter_map(|e| {
-            e.addresses()
-                .map(|(local, peer)| (e.row.netns, local, peer))
+            let (local, peer) = e.addresses()?;
+            let known = kernel.other_end(e.row.netns, local, peer).is_some();
+            (!known).then(|| Lost {
+                netns: e.row.netns,
+                local,
+                peer,
+                is_client: e.row.role == "client",
+            })
         })
-        .filter(|(netns, local, peer)| kernel.other_end(*netns, *local, *peer).is_none())
         .collect();
     if !lost.is_empty() {
         kernel.look_elsewhere(&lost);

@@ -15,6 +15,14 @@ pub(crate) struct Kernel {
     by_translated: HashMap<(SocketAddr, SocketAddr), (u64, tcp::Socket)>,
 }
 
+/// An end whose other end is in no namespace that has processes with rows.
+pub(crate) struct Lost {
+    pub netns: u64,
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    pub is_client: bool,
+}
+
 impl Kernel {
     /// `namespaces`: for each namespace a process in it, through whose `/proc` the tables are read.
     pub(crate) fn read(namespaces: HashMap<u64, u32>) -> Self {
@@ -38,10 +46,9 @@ impl Kernel {
         }
     }
 
-    /// Looks in all other namespaces of this node, whose programs have no shim, for the other ends of these connections
-    /// (namespace, local and peer address).
-    pub(crate) fn look_elsewhere(&mut self, of: &HashSet<(u64, SocketAddr, SocketAddr)>) {
-        let ends: HashSet<SocketAddr> = of.iter().flat_map(|(_, l, p)| [*l, *p]).collect();
+    /// Looks in all other namespaces of this node, whose programs have no shim, for the other ends of these.
+    pub(crate) fn look_elsewhere(&mut self, of: &[Lost]) {
+        let ends: HashSet<SocketAddr> = of.iter().flat_map(|l| [l.local, l.peer]).collect();
         for (netns, pid) in namespaces::others(&self.read) {
             for s in tcp::sockets(pid) {
                 if ends.contains(&s.local) || ends.contains(&s.peer) {
@@ -50,24 +57,27 @@ impl Kernel {
             }
         }
         let node = proc::own_netns();
-        for (netns, local, peer) in of.iter().filter(|o| Some(o.0) != node) {
-            let found = self.translated(*local, *peer);
-            if let Some(found) = found.filter(|f| f.0 != *netns && Some(f.0) != node) {
-                self.by_translated.insert((*local, *peer), found);
+        for l in of.iter().filter(|l| Some(l.netns) != node) {
+            let found = self.translated(l);
+            if let Some(found) = found.filter(|f| f.0 != l.netns && Some(f.0) != node) {
+                self.by_translated.insert((l.local, l.peer), found);
             }
         }
     }
 
-    /// The other end of a connection of which one address is translated on its way (a service's): it has the address that this
-    /// end knows as its peer's, or knows this end by its address. Only if there is one, and only between pods: in the place of
-    /// their addresses, the node's may stand for many; and those of the loopback interface are in each namespace.
-    fn translated(&self, local: SocketAddr, peer: SocketAddr) -> Option<(u64, tcp::Socket)> {
-        if local.ip().is_loopback() || peer.ip().is_loopback() {
+    /// The other end of a connection of which the server's address is translated on its way (a service's): it has, or knows, the
+    /// client by the same address as this end. Only if there is one, and only between pods: in the place of their addresses,
+    /// the node's may stand for many; and those of the loopback interface are in each namespace.
+    fn translated(&self, l: &Lost) -> Option<(u64, tcp::Socket)> {
+        if l.local.ip().is_loopback() || l.peer.ip().is_loopback() {
             return None;
         }
         let is = |s: &tcp::Socket| {
-            let known = (s.local == peer) != (s.peer == local);
-            known && s.state == tcp::state::ESTABLISHED
+            let same = match l.is_client {
+                true => s.peer == l.local,
+                false => s.local == l.peer,
+            };
+            same && s.state == tcp::state::ESTABLISHED
         };
         let all = self.by_pair.values().flatten();
         let mut found = all.filter(|(_, s)| is(s));
