@@ -374,7 +374,6 @@ fn without_libraries(c: &Cluster) -> Result<()> {
     let said = c.underpass(&["check", "--pid", pid]);
     let text = said.unwrap_or_else(|e| format!("{e:#}"));
     ensure!(text.contains("static"), "{text}");
-    println!("{text}\n{}", c.underpass(&["pods", "-n", "shop"])?);
     ensure!(c.restarts("shop", "static")? == 0, "it has ended");
     Ok(())
 }

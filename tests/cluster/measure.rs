@@ -30,6 +30,8 @@ omitStages: [ResponseStarted, ResponseComplete, Panic]
 rules: [{level: Metadata}]
 ";
 
+type Part = fn(&Cluster) -> Result<()>;
+
 pub fn all() -> Result<()> {
     let mut c = Cluster::start()?;
     let done = measured(&mut c);
@@ -40,8 +42,7 @@ fn measured(c: &mut Cluster) -> Result<()> {
     make_room(c)?;
     prepare(c, |c| c.install())?;
     kinds::prepared(c)?;
-    let parts: [(&str, fn(&Cluster) -> Result<()>); 3] =
-        [("starts", pod_starts), ("idle", idle), ("memory", memory)];
+    let parts: [(&str, Part); 3] = [("starts", pod_starts), ("idle", idle), ("memory", memory)];
     let wanted = std::env::var("UNDERPASS_MEASURE").unwrap_or_default();
     let wanted = |part: &str| wanted.is_empty() || wanted.split(',').any(|w| w == part);
     let mut parts = parts.into_iter().filter(|(name, _)| wanted(name));
