@@ -15,6 +15,7 @@ programs:
 	@tools/install-deps.sh programs
 	@$(TASK) $@ $(ARGS)
 
+# `make cluster ARGS=NAME` runs the tests whose names contain NAME; ARGS=measure prints what a node pays (tests/README.md).
 image cluster packaging:
 	@tools/install-deps.sh image
 	@$(TASK) $@ $(ARGS)

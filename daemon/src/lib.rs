@@ -26,6 +26,7 @@ pub mod config;
 pub mod core;
 pub mod daemon;
 pub mod dataplane;
+pub mod histogram;
 mod lanes;
 mod metrics;
 pub mod nodes;

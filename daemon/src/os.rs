@@ -8,6 +8,7 @@ pub(crate) mod address;
 pub(crate) mod cgroup2;
 pub mod fds;
 pub mod memfd;
+pub(crate) mod namespaces;
 pub(crate) mod near;
 pub mod process;
 pub(crate) mod random;

@@ -311,6 +311,11 @@ fn readiness_tells_what_is_missing() {
         value(&all, "underpass_injections_total{result=\"refused\"}"),
         Some(0.0)
     );
+    assert_eq!(
+        value(&all, "underpass_injection_seconds_count"),
+        Some(0.0),
+        "nobody has asked"
+    );
     check(&all);
 }
 

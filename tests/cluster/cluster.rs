@@ -18,12 +18,14 @@ pub const FIRST: Place = Place {
     name: "node1",
     address: "10.250.0.1",
     pods: "10.244.1.0/24",
+    pods6: Some("fd00:244:1::/64"),
     cgroup: "kubepods",
 };
 pub const SECOND: Place = Place {
     name: "node2",
     address: "10.250.0.2",
     pods: "10.244.2.0/24",
+    pods6: Some("fd00:244:2::/64"),
     cgroup: "underpass-node2",
 };
 /// The chart's namespace, as options.
@@ -148,6 +150,11 @@ impl Cluster {
     }
 
     pub fn start_server(&mut self) -> Result<()> {
+        self.start_server_with("")
+    }
+
+    /// With more options.
+    pub fn start_server_with(&mut self, more: &str) -> Result<()> {
         let server = self.nodes[0].machine.program(kubernetes("kube-apiserver"));
         let server = server.words(&format!(
             "--etcd-servers=http://127.0.0.1:2379 --bind-address=0.0.0.0 --secure-port=6443 \
@@ -157,9 +164,9 @@ impl Cluster {
              --service-account-key-file={DIR}/tokens.pub \
              --service-account-signing-key-file={DIR}/tokens.key \
              --service-account-issuer=https://kubernetes.default.svc \
-             --authorization-mode=Node,RBAC --allow-privileged=true \
+             --authorization-mode=Node,RBAC --allow-privileged=true --feature-gates=IPv6DualStack=true \
              --enable-admission-plugins=NodeRestriction,PodSecurityPolicy \
-             --kubelet-client-certificate={DIR}/admin.crt --kubelet-client-key={DIR}/admin.key",
+             --kubelet-client-certificate={DIR}/admin.crt --kubelet-client-key={DIR}/admin.key {more}",
             FIRST.address
         ));
         self.nodes[0].run("api server", server)?;
@@ -331,6 +338,15 @@ impl Cluster {
         let name = said.split_whitespace().last();
         name.map(String::from)
             .with_context(|| format!("no pod of {workload}"))
+    }
+
+    /// The address that the pod has besides, of IPv6.
+    pub fn address6_of(&self, namespace: &str, workload: &str) -> Result<String> {
+        let pod = self.pod(namespace, workload)?;
+        let path = "jsonpath={.status.podIPs[*].ip}";
+        let said = self.kubectl(&["get", "pod", &pod, "-n", namespace, "-o", path])?;
+        let of = said.split_whitespace().find(|a| a.contains(':'));
+        of.map(String::from).with_context(|| said.clone())
     }
 
     /// Runs a program in the workload's pod.

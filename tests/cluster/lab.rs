@@ -29,12 +29,14 @@ pub const NODES: [Place; 2] = [
         name: "lab1",
         address: "10.9.0.1",
         pods: "10.244.11.0/24",
+        pods6: None,
         cgroup: "kubepods",
     },
     Place {
         name: "lab2",
         address: "10.9.0.2",
         pods: "10.244.12.0/24",
+        pods6: None,
         cgroup: "kubepods",
     },
 ];

@@ -2,8 +2,11 @@
 //! once; one test runs after the other.
 
 mod cluster;
+mod images;
 mod keys;
+mod kinds;
 mod lab;
+mod measure;
 mod node;
 mod nodes;
 mod previous;
@@ -30,20 +33,30 @@ const REDIS_AT: &str = "10.96.7.7";
 /// Bytes that a test sends through Redis and back.
 const BYTES: u64 = 8 << 20;
 
-/// With one of these words as its argument the program runs the test in virtual machines or that of the previous version,
-/// otherwise all others.
-const LAB: &str = "lab";
-const PREVIOUS: &str = "previous";
+/// With one of these words as its argument the program runs what has a cluster of its own: the test in virtual machines, that of
+/// the previous version, or what is measured. Otherwise all others.
+const ALONE: [(&str, &str, Alone); 3] = [
+    ("lab", "lab::pods_of_two_nodes", || {
+        lab::pods_of_two_nodes(AGENT)
+    }),
+    ("previous", "previous::upgraded", previous::upgraded),
+    ("measure", "measure::all", measure::all),
+];
 /// The lab's agent that cargo built for this test.
 const AGENT: &str = env!("CARGO_BIN_EXE_lab-agent");
 
 type Test = fn(&mut Cluster) -> Result<()>;
+/// The same that makes its cluster itself.
+type Alone = fn() -> Result<()>;
 
-const TESTS: [(&str, Test); 15] = [
+const TESTS: [(&str, Test); 18] = [
     ("the_users_way", the_users_way),
     ("whose_word_counts", whose_word_counts),
     ("who_does_not_get_it_is_told", who_does_not_get_it_is_told),
     ("the_nodes_own_network", the_nodes_own_network),
+    ("kinds::web_servers", kinds::web_servers),
+    ("kinds::a_job_of_several_pods", kinds::a_job_of_several_pods),
+    ("kinds::images_of_other_kinds", kinds::images_of_other_kinds),
     ("the_daemon_is_deleted", the_daemon_is_deleted),
     (
         "runtime_and_kubelet_are_restarted",
@@ -66,15 +79,10 @@ const TESTS: [(&str, Test); 15] = [
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     args.test_threads = Some(1);
-    if args.filter.as_deref() == Some(LAB) {
-        let test = || lab::pods_of_two_nodes(AGENT).map_err(|e| Failed::from(format!("{e:?}")));
-        let test = Trial::test("lab::pods_of_two_nodes", test);
-        return libtest_mimic::run(&args, vec![test]).exit_code();
-    }
-    if args.filter.as_deref() == Some(PREVIOUS) {
-        let test = || previous::upgraded().map_err(|e| Failed::from(format!("{e:?}")));
-        let test = Trial::test("previous::upgraded", test);
-        return libtest_mimic::run(&args, vec![test]).exit_code();
+    let word = args.filter.as_deref();
+    if let Some((_, name, test)) = ALONE.into_iter().find(|a| word == Some(a.0)) {
+        let test = move || test().map_err(|e| Failed::from(format!("{e:?}")));
+        return libtest_mimic::run(&args, vec![Trial::test(name, test)]).exit_code();
     }
     let cluster = Arc::new(Mutex::new(None));
     let all = TESTS.map(|(name, test)| {

@@ -27,6 +27,8 @@ pub struct Place {
     pub address: &'static str,
     /// Addresses of its pods.
     pub pods: &'static str,
+    /// Those that they have besides, of IPv6.
+    pub pods6: Option<&'static str>,
     /// The cgroup, below the root, in which its pods are.
     pub cgroup: &'static str,
 }
@@ -154,10 +156,22 @@ pub fn files(at: &Place) -> Vec<(&'static str, String)> {
         plugins: ["/opt/nri/plugins", "/etc/nri/conf.d"],
     };
     // (Routed, not bridged: services work without the kernel's bridge filter.)
+    let families = [(Some(at.pods), "0.0.0.0/0"), (at.pods6, "::/0")];
+    let families = families
+        .into_iter()
+        .filter_map(|(pods, all)| Some((pods?, all)));
+    let (ranges, routes): (Vec<String>, Vec<String>) = families
+        .map(|(pods, all)| {
+            (
+                format!(r#"[{{"subnet": "{pods}"}}]"#),
+                format!(r#"{{"dst": "{all}"}}"#),
+            )
+        })
+        .unzip();
+    let (ranges, routes) = (ranges.join(", "), routes.join(", "));
     let network = format!(
         r#"{{"cniVersion": "0.4.0", "name": "pods", "plugins": [{{"type": "ptp", "ipMasq": false,
-"ipam": {{"type": "host-local", "ranges": [[{{"subnet": "{}"}}]], "routes": [{{"dst": "0.0.0.0/0"}}]}}}}]}}"#,
-        at.pods
+"ipam": {{"type": "host-local", "ranges": [{ranges}], "routes": [{routes}]}}}}]}}"#,
     );
     vec![
         (
@@ -191,6 +205,7 @@ kind: KubeletConfiguration
 cgroupDriver: cgroupfs
 cgroupRoot: {root}
 failSwapOn: false
+featureGates: {{IPv6DualStack: true}}
 authentication: {{anonymous: {{enabled: false}}, webhook: {{enabled: false}}, x509: {{clientCAFile: {DIR}/ca.crt}}}}
 authorization: {{mode: AlwaysAllow}}
 address: {address}

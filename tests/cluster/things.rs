@@ -59,7 +59,9 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata: {name: restricted}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: restricted}
-subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:serviceaccounts:shop"}]
+subjects:
+  - {apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:serviceaccounts:shop"}
+  - {apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:serviceaccounts:plain"}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -76,6 +78,9 @@ pub struct Workload {
     pub name: &'static str,
     pub annotations: Vec<(&'static str, &'static str)>,
     pub command: String,
+    /// Instead, of images without a shell: program and arguments.
+    pub program: Vec<String>,
+    pub image: &'static str,
     pub env: Vec<(&'static str, String)>,
     /// Command of an init container, `before`.
     pub before: Option<&'static str>,
@@ -95,6 +100,8 @@ impl Workload {
             name,
             annotations: Vec::new(),
             command: command.into(),
+            program: Vec::new(),
+            image: IMAGE,
             env: vec![("UNDERPASS", "eager".into())],
             before: None,
             volume: None,
@@ -109,6 +116,17 @@ impl Workload {
         self
     }
 
+    /// Of another image.
+    pub fn of(mut self, image: &'static str) -> Self {
+        self.image = image;
+        self
+    }
+
+    pub fn within(mut self, namespace: &'static str) -> Self {
+        self.namespace = namespace;
+        self
+    }
+
     fn container(&self, name: &str, command: &str) -> Value {
         let env = self.env.iter();
         let env: Vec<Value> = env.map(|(k, v)| json!({"name": k, "value": v})).collect();
@@ -116,9 +134,13 @@ impl Workload {
         if let Some(at) = self.volume {
             mounts.push(json!({"name": "more", "mountPath": at}));
         }
+        let command = match self.program.is_empty() {
+            true => vec!["sh".to_owned(), "-c".into(), command.into()],
+            false => self.program.clone(),
+        };
         json!({
-            "name": name, "image": IMAGE, "imagePullPolicy": "Never",
-            "command": ["sh", "-c", command], "env": env, "volumeMounts": mounts,
+            "name": name, "image": self.image, "imagePullPolicy": "Never",
+            "command": command, "env": env, "volumeMounts": mounts,
             "resources": {"limits": self.resource.map(|r| json!({r: "1"}))},
             "securityContext": {
                 "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,

@@ -432,15 +432,6 @@ fn configure(version: Version, at: &Path) -> Result<()> {
 /// The programs of the image: this system's, one for musl, and one that has no libraries.
 fn fill(root: &Path) -> Result<()> {
     containerd::fill(root, &PROGRAMS)?;
-    let source = paths::script("asks.c");
-    let source = source.to_string_lossy();
-    let [musl, alone] = ["usr/bin/asks-musl", "usr/bin/asks-static"].map(|p| root.join(p));
-    run("musl-gcc", &["-O1", "-o", &musl.to_string_lossy(), &source])?;
-    run(
-        "musl-gcc",
-        &["-O1", "-static", "-o", &alone.to_string_lossy(), &source],
-    )?;
-    let loader = root.join("lib/ld-musl-x86_64.so.1");
-    std::fs::copy("/lib/ld-musl-x86_64.so.1", &loader).context("musl's loader")?;
-    Ok(())
+    containerd::fill_musl(root)?;
+    containerd::fill_static(root)
 }

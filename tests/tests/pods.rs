@@ -2,8 +2,9 @@
 //! connections are promoted by the BPF proof or not at all. All of it needs root.
 
 use anyhow::{ensure, Context, Result};
+use lane::proto::reason::Reason;
 use std::time::Duration;
-use underpass_admin::{Request, Response};
+use underpass_admin::{Request, Response, Row};
 use underpass_tests::harness::peers::Echo;
 use underpass_tests::harness::redis::{Load, Redis};
 use underpass_tests::harness::web::Nginx;
@@ -66,6 +67,40 @@ fn root_through_dnat() -> Result<()> {
     std::fs::write(&file, b"")?;
     client.finish(LIMIT)?;
     d.assert_promoted(6, before + 5_000_000)?;
+    Ok(())
+}
+
+/// The other end is a pod that has no shim: who asks is told so, by the address of the pod and by a service's, whichever end it
+/// is that has the shim.
+#[test]
+fn root_a_pod_without_the_shim() -> Result<()> {
+    let d = daemon_with_proof()?;
+    let pods = Pods::new()?;
+    let stop = tempfile::tempdir()?;
+    for (n, with) in [pods.a(), pods.b()].into_iter().enumerate() {
+        let place = |pod| match pod == with {
+            true => d.eager().netns(pod),
+            false => Place::bare().netns(pod),
+        };
+        let e = Echo::serve("threads", Pods::B, &place(pods.b()))?;
+        let port = 90 + n as u16;
+        pods.dnat(port, e.port()?)?;
+        let file = stop.path().join(format!("stop{n}"));
+        let direct = e.client(&place(pods.a()), 1, 0, Some(&file))?;
+        let translated = e.client_to(Pods::SERVICE, port, &place(pods.a()), 1, 0, Some(&file))?;
+        let mut rows = Vec::new();
+        let told = until("both ends that have the shim say why not", LIMIT, || {
+            rows = d.ss().unwrap_or_default();
+            rows.retain(|r| r.state == "ACTIVE");
+            let told = |r: &Row| r.peer_reason == Reason::PeerNoShim.code() && r.peer_pid != 0;
+            rows.len() == 2 && rows.iter().all(told)
+        });
+        told.with_context(|| format!("{rows:#?}"))?;
+        std::fs::write(&file, b"")?;
+        direct.finish(LIMIT)?;
+        translated.finish(LIMIT)?;
+    }
+    ensure!(d.stats()?.promoted == 0);
     Ok(())
 }
 

@@ -2,10 +2,10 @@
 
 use super::Core;
 use crate::clients::ids::ConnRef;
+use crate::histogram::Histogram;
 use lane::proto::msg::ToShim;
 use lane::proto::reason::Reason;
 use std::collections::BTreeMap;
-use std::time::Duration;
 use underpass_rdma::verbs::Provider;
 
 #[derive(Clone, Default)]
@@ -30,28 +30,6 @@ pub struct Counters {
 
 /// Stands for all codes that a shim may have made up: they must not become as many counters.
 pub(crate) const UNKNOWN: u32 = u32::MAX;
-
-/// Upper limits of a histogram's parts, in µs; what is above the last is counted, too.
-pub const LIMITS_US: [u64; 14] = [
-    100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000,
-    10_000_000, 60_000_000,
-];
-
-/// How often something took so long.
-#[derive(Clone, Default)]
-pub struct Histogram {
-    /// One for each of [`LIMITS_US`], and one for the rest.
-    pub counts: [u64; LIMITS_US.len() + 1],
-    pub sum: Duration,
-}
-
-impl Histogram {
-    fn add(&mut self, time: Duration) {
-        let part = LIMITS_US.partition_point(|l| Duration::from_micros(*l) < time);
-        self.counts[part] += 1;
-        self.sum = self.sum.saturating_add(time);
-    }
-}
 
 impl<V: Provider> Core<V> {
     /// An end is registered: from now on the time runs until its lane is offered.
@@ -95,23 +73,5 @@ impl<V: Provider> Core<V> {
     pub(super) fn count_reset(&mut self, code: u32) {
         let code = Reason::from_code(code).map_or(UNKNOWN, Reason::code);
         *self.counters.reset_for.entry(code).or_default() += 1;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_of_a_histogram() {
-        let mut h = Histogram::default();
-        for us in [0, 100, 101, 60_000_000, 60_000_001] {
-            h.add(Duration::from_micros(us));
-        }
-        let last = h.counts.len() - 1;
-        assert_eq!((h.counts[0], h.counts[1]), (2, 1));
-        assert_eq!((h.counts[last - 1], h.counts[last]), (1, 1));
-        assert_eq!(h.counts.iter().sum::<u64>(), 5);
-        assert!(h.sum > Duration::from_secs(120));
     }
 }

@@ -10,6 +10,7 @@ use crate::clients::view::Entry;
 use crate::config::RailConfig;
 use crate::core::counters::Counters;
 use crate::core::Shared;
+use crate::histogram::Histogram;
 use crate::os::memfd;
 use crate::tasks::readings;
 use std::sync::atomic::Ordering::Relaxed;
@@ -73,6 +74,8 @@ pub(crate) struct Containers {
     pub rows: Vec<PodRow>,
     /// Given the shim, and refused it, since the start.
     pub counts: [u64; 2],
+    /// How long the answers about new ones have taken.
+    pub answers: Histogram,
     pub registered: bool,
 }
 
@@ -118,6 +121,7 @@ async fn snapshot(shared: &Shared) -> Snapshot {
     let containers = (!c.config.pods.nri.as_os_str().is_empty()).then(|| Containers {
         rows: c.pods.rows(),
         counts: c.pods.counts(),
+        answers: c.pods.answers(),
         registered: c.pods.is_registered(),
     });
     let nodes = c.peers.as_ref().map(|p| {

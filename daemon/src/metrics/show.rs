@@ -9,7 +9,8 @@ use super::{machine, text};
 use crate::clients::family::Totals;
 use crate::clients::limits::Limit;
 use crate::config::MetricsConfig;
-use crate::core::counters::{Counters, LIMITS_US, UNKNOWN};
+use crate::core::counters::{Counters, UNKNOWN};
+use crate::histogram::{Histogram, LIMITS_US};
 use lane::family::Cause;
 use lane::num;
 use lane::proto::reason::{Reason, TABLE};
@@ -159,6 +160,11 @@ impl Show {
                 "result",
                 [("injected", c.counts[0]), ("refused", c.counts[1])],
             ),
+            Metric::new(
+                "underpass_injection_seconds",
+                "How long the container runtime has waited for the daemon's word about a container that it was to make",
+            )
+            .with(&[], times(&c.answers)),
             gauge(
                 "underpass_runtime_registered",
                 "1: the container runtime asks the daemon about new containers",
@@ -246,14 +252,14 @@ fn switches_to_tcp(t: &Totals) -> Metric {
     m
 }
 
+fn times(h: &Histogram) -> Value {
+    let limits = LIMITS_US.iter().map(|us| float(*us) / 1e6);
+    let parts = limits.chain([f64::INFINITY]).zip(h.counts).collect();
+    Value::Histogram(h.sum.as_secs_f64(), parts)
+}
+
 /// What the core has counted.
 fn counted(c: &Counters) -> Vec<Metric> {
-    let limits = LIMITS_US.iter().map(|us| float(*us) / 1e6);
-    let parts = limits
-        .chain([f64::INFINITY])
-        .zip(c.promotion.counts)
-        .collect();
-    let time = Value::Histogram(c.promotion.sum.as_secs_f64(), parts);
     vec![
         count("underpass_registrations", "Registrations of connection ends", c.registered),
         two(
@@ -287,7 +293,7 @@ fn counted(c: &Counters) -> Vec<Metric> {
             "underpass_promotion_seconds",
             "From the registration of an end to the offer of its lane: waits for the other end are in it",
         )
-        .with(&[], time),
+        .with(&[], times(&c.promotion)),
     ]
 }
 
@@ -468,6 +474,7 @@ mod tests {
         let containers = Containers {
             rows: vec![container("web", true), container("log", false)],
             counts: [1, 1],
+            answers: Histogram::default(),
             registered: true,
         };
         let mut show = Show::new(&MetricsConfig {

@@ -1,9 +1,11 @@
 //! The pods and containers that the runtime has told of, and whose container a process is in.
 
+use crate::histogram::Histogram;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use underpass_admin::{proc, PodRow, Where};
 use underpass_kube::Learnt;
 use underpass_nri::messages::{Container, PodSandbox};
@@ -22,6 +24,8 @@ pub(crate) struct Known {
     registered: AtomicBool,
     injected: AtomicU64,
     refused: AtomicU64,
+    /// How long the runtime has waited for an answer about a container.
+    answers: Mutex<Histogram>,
 }
 
 #[derive(Debug, Default)]
@@ -126,6 +130,15 @@ impl Known {
     /// had asked and that were not.
     pub(crate) fn counts(&self) -> [u64; 2] {
         [&self.injected, &self.refused].map(|n| n.load(Relaxed))
+    }
+
+    /// The runtime has been told about a container, after this time.
+    pub(crate) fn answered(&self, took: Duration) {
+        self.answers.lock().add(took);
+    }
+
+    pub(crate) fn answers(&self) -> Histogram {
+        self.answers.lock().clone()
     }
 
     /// A container is about to be made.

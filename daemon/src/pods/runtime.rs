@@ -146,6 +146,37 @@ impl Containers {
         waited
     }
 
+    fn answer(&mut self, pod: PodSandbox, container: Container) -> Option<Adjustment> {
+        let in_place = self.in_place();
+        let decide = || {
+            let by =
+                |cluster: &_| policy::decide(&self.config, cluster, &pod, &container, &in_place);
+            self.learnt.with(by)
+        };
+        let mut decision = decide();
+        if matches!(decision, Decision::Inject(_)) && self.await_word(&pod) {
+            decision = decide();
+        }
+        self.known.add_pod(pod.clone());
+        self.known.made_container(&container, &decision);
+        match decision {
+            Decision::Inject(a) => {
+                tracing::debug!(
+                    namespace = pod.namespace,
+                    pod = pod.name,
+                    container = container.name,
+                    "injected"
+                );
+                Some(a)
+            }
+            Decision::Not(why) if why.is_missed() => {
+                self.refuse(pod, &container.name, &why);
+                None
+            }
+            Decision::Not(_) | Decision::Unasked | Decision::Has => None,
+        }
+    }
+
     fn refuse(&self, pod: PodSandbox, container: &str, why: &WhyNot) {
         tracing::warn!(
             namespace = pod.namespace,
@@ -182,34 +213,10 @@ impl Plugin for Containers {
     }
 
     fn create(&mut self, pod: PodSandbox, container: Container) -> Option<Adjustment> {
-        let in_place = self.in_place();
-        let decide = || {
-            let by =
-                |cluster: &_| policy::decide(&self.config, cluster, &pod, &container, &in_place);
-            self.learnt.with(by)
-        };
-        let mut decision = decide();
-        if matches!(decision, Decision::Inject(_)) && self.await_word(&pod) {
-            decision = decide();
-        }
-        self.known.add_pod(pod.clone());
-        self.known.made_container(&container, &decision);
-        match decision {
-            Decision::Inject(a) => {
-                tracing::debug!(
-                    namespace = pod.namespace,
-                    pod = pod.name,
-                    container = container.name,
-                    "injected"
-                );
-                Some(a)
-            }
-            Decision::Not(why) if why.is_missed() => {
-                self.refuse(pod, &container.name, &why);
-                None
-            }
-            Decision::Not(_) | Decision::Unasked | Decision::Has => None,
-        }
+        let asked = Instant::now();
+        let answer = self.answer(pod, container);
+        self.known.answered(asked.elapsed());
+        answer
     }
 
     fn pod_made(&mut self, pod: PodSandbox) {

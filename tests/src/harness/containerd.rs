@@ -124,6 +124,12 @@ pub fn run(program: impl AsRef<Path>, args: &[&str]) -> Result<String> {
 
 /// Copies programs of this system into the root of an image, with what they are linked to, and what every image has.
 pub fn fill(root: &Path, programs: &[&str]) -> Result<()> {
+    add(root, programs)?;
+    common(root)
+}
+
+/// Copies programs or libraries of this system, with what they are linked to.
+pub fn add(root: &Path, programs: &[&str]) -> Result<()> {
     let mut files: BTreeSet<String> = programs.iter().map(|p| (*p).into()).collect();
     for p in programs {
         let libraries = run("ldd", &[p])?;
@@ -135,6 +141,11 @@ pub fn fill(root: &Path, programs: &[&str]) -> Result<()> {
         std::fs::create_dir_all(to.parent().context("a path")?)?;
         std::fs::copy(f, &to).with_context(|| f.clone())?;
     }
+    Ok(())
+}
+
+/// What every image has.
+pub fn common(root: &Path) -> Result<()> {
     for d in ["tmp", "etc", "proc", "sys", "dev", "run", "var"] {
         std::fs::create_dir_all(root.join(d))?;
     }
@@ -143,8 +154,49 @@ pub fn fill(root: &Path, programs: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// Adds `asks-musl`, a program for musl, with the loader that starts it.
+pub fn fill_musl(root: &Path) -> Result<()> {
+    asks(root, "asks-musl", &[])?;
+    let loader = root.join("lib/ld-musl-x86_64.so.1");
+    std::fs::create_dir_all(root.join("lib"))?;
+    std::fs::copy("/lib/ld-musl-x86_64.so.1", &loader).context("musl's loader")?;
+    Ok(())
+}
+
+/// Adds `asks-static`, a program that has no libraries.
+pub fn fill_static(root: &Path) -> Result<()> {
+    asks(root, "asks-static", &["-static"])
+}
+
+fn asks(root: &Path, name: &str, how: &[&str]) -> Result<()> {
+    let to = root.join("usr/bin");
+    std::fs::create_dir_all(&to)?;
+    let (to, source) = (to.join(name), paths::script("asks.c"));
+    let words = [
+        "-O1",
+        "-o",
+        &to.to_string_lossy(),
+        &source.to_string_lossy(),
+    ];
+    run("musl-gcc", &[&words, how].concat())?;
+    Ok(())
+}
+
 /// An image of one layer, in the form of `docker save`.
 pub fn image(root: &Path, name: &str, entry: &[&str], tar: &Path) -> Result<()> {
+    image_with(root, name, entry, &[], tar)
+}
+
+/// The same that sets variables besides `PATH`.
+pub fn image_with(
+    root: &Path,
+    name: &str,
+    entry: &[&str],
+    variables: &[String],
+    tar: &Path,
+) -> Result<()> {
+    let mut all = vec!["PATH=/usr/bin:/bin".to_owned()];
+    all.extend_from_slice(variables);
     let at = tempfile::tempdir_in(root.parent().context("a path")?)?;
     let hex = |bytes: &[u8]| {
         Sha256::digest(bytes)
@@ -160,7 +212,7 @@ pub fn image(root: &Path, name: &str, entry: &[&str], tar: &Path) -> Result<()> 
     let digest = hex(&std::fs::read(&layer)?);
     let config = serde_json::json!({
         "architecture": "amd64", "os": "linux",
-        "config": { "Entrypoint": entry, "Env": ["PATH=/usr/bin:/bin"] },
+        "config": { "Entrypoint": entry, "Env": all },
         "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{digest}")] },
     });
     let config = serde_json::to_vec(&config)?;

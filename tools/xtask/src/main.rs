@@ -70,7 +70,7 @@ task TARGET [arguments]
   integration   real programs under the shim (arguments: names of tests)
   containers    containers of a real runtime that the daemon gives the shim (arguments: names of tests)
   cluster       pods of a real Kubernetes cluster (arguments: names of tests; `lab`: two nodes with RDMA in virtual
-                machines); the first time, it is built (6 min)
+                machines; `measure`: what a node pays, 20 min); the first time, it is built (6 min)
   packaging     image and package, each made, and used where nothing else is changed (arguments: names of tests)
   previous      builds the previous version, and has the two beside each other: daemons, shims, tools, a chart's upgrade
   lab           virtual machines with RDMA rails (arguments: names of tests)

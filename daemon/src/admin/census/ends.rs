@@ -1,6 +1,6 @@
 //! Who is at the other end of each row, as far as this node can tell.
 
-use super::kernel::Kernel;
+use super::kernel::{Kernel, Lost};
 use crate::clients::view::{self, Entry};
 use crate::os::tcp;
 use lane::proto::reason::Reason;
@@ -13,11 +13,28 @@ use underpass_admin::proc;
 /// report their ends themselves.
 pub(crate) fn name(
     all: &mut [Entry],
-    kernel: &Kernel,
+    kernel: &mut Kernel,
     ours: &HashSet<u32>,
     strangers: &HashMap<u32, bool>,
     alone: bool,
 ) {
+    let lost: Vec<Lost> = all
+        .iter()
+        .filter(|e| e.other.is_none() && !e.row.remote)
+        .filter_map(|e| {
+            let (local, peer) = e.addresses()?;
+            let known = kernel.other_end(e.row.netns, local, peer).is_some();
+            (!known).then(|| Lost {
+                netns: e.row.netns,
+                local,
+                peer,
+                is_client: e.row.role == "client",
+            })
+        })
+        .collect();
+    if !lost.is_empty() {
+        kernel.look_elsewhere(&lost);
+    }
     let mut open: Vec<(usize, u64)> = Vec::new();
     for i in 0..all.len() {
         if let Some(o) = all[i].other {
@@ -32,7 +49,7 @@ pub(crate) fn name(
         let Some((local, peer)) = e.addresses().filter(|_| !e.row.remote) else {
             continue;
         };
-        match kernel.pair(e.row.netns, peer, local) {
+        match kernel.other_end(e.row.netns, local, peer) {
             Some((netns, s)) if s.inode != 0 => {
                 e.peer_netns = *netns;
                 open.push((i, s.inode));

@@ -1,14 +1,26 @@
 //! The TCP sockets that the kernel lists in some network namespaces.
 
-use crate::os::tcp;
-use std::collections::HashMap;
+use crate::os::{namespaces, tcp};
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
+use underpass_admin::proc;
 
-/// The TCP sockets of all namespaces that have processes with rows.
+/// The TCP sockets of all namespaces that have processes with rows, and what has been looked for in others.
 #[derive(Default)]
 pub(crate) struct Kernel {
+    read: HashSet<u64>,
     by_inode: HashMap<u64, tcp::Socket>,
     by_pair: HashMap<(SocketAddr, SocketAddr), Vec<(u64, tcp::Socket)>>,
+    /// Other ends that know one of the two addresses by another, by the addresses of this end.
+    by_translated: HashMap<(SocketAddr, SocketAddr), (u64, tcp::Socket)>,
+}
+
+/// An end whose other end is in no namespace that has processes with rows.
+pub(crate) struct Lost {
+    pub netns: u64,
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    pub is_client: bool,
 }
 
 impl Kernel {
@@ -16,31 +28,77 @@ impl Kernel {
     pub(crate) fn read(namespaces: HashMap<u64, u32>) -> Self {
         let mut k = Kernel::default();
         for (netns, pid) in namespaces {
+            k.read.insert(netns);
             for s in tcp::sockets(pid) {
                 if s.inode != 0 {
                     k.by_inode.insert(s.inode, s.clone());
                 }
-                if !matches!(s.state, tcp::state::LISTEN | tcp::state::TIME_WAIT) {
-                    let all = k.by_pair.entry((s.local, s.peer)).or_default();
-                    all.push((netns, s));
-                }
+                k.enter(netns, s);
             }
         }
         k
+    }
+
+    fn enter(&mut self, netns: u64, s: tcp::Socket) {
+        if !matches!(s.state, tcp::state::LISTEN | tcp::state::TIME_WAIT) {
+            let all = self.by_pair.entry((s.local, s.peer)).or_default();
+            all.push((netns, s));
+        }
+    }
+
+    /// Looks in all other namespaces of this node, whose programs have no shim, for the other ends of these.
+    pub(crate) fn look_elsewhere(&mut self, of: &[Lost]) {
+        let ends: HashSet<SocketAddr> = of.iter().flat_map(|l| [l.local, l.peer]).collect();
+        for (netns, pid) in namespaces::others(&self.read) {
+            for s in tcp::sockets(pid) {
+                if ends.contains(&s.local) || ends.contains(&s.peer) {
+                    self.enter(netns, s);
+                }
+            }
+        }
+        let node = proc::own_netns();
+        for l in of.iter().filter(|l| Some(l.netns) != node) {
+            let found = self.translated(l);
+            if let Some(found) = found.filter(|f| f.0 != l.netns && Some(f.0) != node) {
+                self.by_translated.insert((l.local, l.peer), found);
+            }
+        }
+    }
+
+    /// The other end of a connection of which the server's address is translated on its way (a service's): it has, or knows, the
+    /// client by the same address as this end. Only if there is one, and only between pods: in the place of their addresses,
+    /// the node's may stand for many; and those of the loopback interface are in each namespace.
+    fn translated(&self, l: &Lost) -> Option<(u64, tcp::Socket)> {
+        if l.local.ip().is_loopback() || l.peer.ip().is_loopback() {
+            return None;
+        }
+        let is = |s: &tcp::Socket| {
+            let same = match l.is_client {
+                true => s.peer == l.local,
+                false => s.local == l.peer,
+            };
+            same && s.state == tcp::state::ESTABLISHED
+        };
+        let all = self.by_pair.values().flatten();
+        let mut found = all.filter(|(_, s)| is(s));
+        found.next().filter(|_| found.next().is_none()).cloned()
     }
 
     pub(crate) fn socket(&self, inode: u64) -> Option<&tcp::Socket> {
         self.by_inode.get(&inode)
     }
 
-    /// The socket with these addresses: the one in this namespace, otherwise the only one in all namespaces.
-    pub(crate) fn pair(
+    /// The other end of the connection that has these addresses in this namespace: the one in the same namespace, otherwise the
+    /// only one in all namespaces.
+    pub(crate) fn other_end(
         &self,
         netns: u64,
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Option<&(u64, tcp::Socket)> {
-        let all = self.by_pair.get(&(local, peer))?;
+        let Some(all) = self.by_pair.get(&(peer, local)) else {
+            return self.by_translated.get(&(local, peer));
+        };
         let here = all.iter().find(|s| s.0 == netns);
         here.or_else(|| all.first().filter(|_| all.len() == 1))
     }

@@ -88,7 +88,7 @@ pub(crate) fn rows(
     } = census;
     let kins = kins(families, carriers);
     let members = || kins.iter().flat_map(|k| &k.members);
-    let kernel = Kernel::read(
+    let mut kernel = Kernel::read(
         members()
             .map(|m| (m.holder.netns, m.holder.pid))
             .collect::<HashMap<_, _>>(),
@@ -135,7 +135,7 @@ pub(crate) fn rows(
     }
     view::link_ends(&mut all);
     let ours = members().map(|m| m.holder.pid).collect();
-    ends::name(&mut all, &kernel, &ours, &strangers, alone);
+    ends::name(&mut all, &mut kernel, &ours, &strangers, alone);
     all
 }
 
