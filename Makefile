@@ -1,14 +1,14 @@
 # Every target does its own preparation; README.md has a table of what each contains.
 TASK = cargo run --quiet -p xtask --
 
-.PHONY: all deps build demo test lint dependencies compilers miri asan symbols model unit engine mutants loom integration containers cluster soak suites suites-full programs lab full bench bench-quick bench-lab image deb packaging previous ci
+.PHONY: all deps build demo test lint dependencies compilers miri asan symbols model unit engine mutants fuzz loom integration containers cluster soak suites suites-full programs lab full bench bench-quick bench-lab image deb packaging previous ci
 all: build
 
 # Debian packages and the zig linker, only what is missing.
 deps:
 	@tools/install-deps.sh
 
-build demo test lint dependencies compilers miri asan symbols model unit engine mutants loom integration containers soak suites suites-full bench bench-quick deb: deps
+build demo test lint dependencies compilers miri asan symbols model unit engine mutants fuzz loom integration containers soak suites suites-full bench bench-quick deb: deps
 	@$(TASK) $@ $(ARGS)
 
 programs:

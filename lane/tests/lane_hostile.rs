@@ -7,27 +7,12 @@
 
 mod sim;
 
-use lane::abi::{Control, Cursor, Epoch, Loc, Word, CONTROL_BYTES};
-use lane::proto::frame::{Frame, Kind};
+use lane::abi::{Control, Loc, Word};
 use proptest::prelude::*;
-use sim::memory::{packed, raw};
-use sim::{Act, Op, World, LANE, TAG};
+use sim::memory::packed;
+use sim::scribble::{begin, plan, word, Scribble, BAD, WORDS};
+use sim::{Act, Op};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-
-/// The one that scribbles; the other is checked.
-const BAD: usize = 1;
-
-#[derive(Clone, Debug)]
-enum Scribble {
-    /// One of the words of the lane.
-    Word(usize, u64),
-    /// The word plus a little.
-    Nudge(usize, i64),
-    Bytes(usize, Vec<u8>),
-    Tcp(Vec<u8>),
-    Frame(u32, u64),
-    Fin,
-}
 
 fn value() -> impl Strategy<Value = u64> {
     prop_oneof![
@@ -79,85 +64,6 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-const WORDS: usize = 13;
-
-fn word(c: &Control, n: usize) -> &AtomicU64 {
-    let lane = LANE as usize;
-    let (tx, rx) = (&c.tx[lane], &c.rx[lane]);
-    [
-        raw(&tx.state),
-        raw(&tx.up_tcp_pos),
-        raw(&tx.up_start),
-        raw(&tx.loc[0]),
-        raw(&tx.loc[1]),
-        raw(&tx.loc_from[0]),
-        raw(&tx.loc_from[1]),
-        raw(&rx.word),
-        raw(&rx.revoked),
-        raw(&c.heads[lane]),
-        raw(&c.cursors[lane]),
-        // Twice: it matters most.
-        raw(&c.heads[lane]),
-        raw(&tx.state),
-    ][n]
-}
-
-fn apply(w: &World, s: &Scribble) {
-    let c = w.control(BAD);
-    match s {
-        Scribble::Word(n, v) => word(c, *n).store(*v, SeqCst),
-        Scribble::Nudge(n, v) => {
-            word(c, *n).fetch_add(*v as u64, SeqCst);
-            if v % 7 == 0 {
-                c.tx[LANE as usize].loc_seq.fetch_add(*v as u32 % 4, SeqCst);
-            }
-        }
-        Scribble::Bytes(at, b) => w.scribble(
-            BAD,
-            at % (CONTROL_BYTES + sim::memory::CHUNKS * sim::memory::CHUNK),
-            b,
-        ),
-        Scribble::Tcp(b) => w.inject(BAD, b),
-        Scribble::Frame(epoch, cursor) => {
-            let f = Frame {
-                kind: Kind::Down,
-                epoch: Epoch::new(*epoch),
-                rest: 0,
-                cursor: Cursor::new(*cursor),
-                tag: TAG ^ BAD as u64,
-            };
-            w.inject(BAD, &f.encode());
-        }
-        Scribble::Fin => _ = w.net.borrow_mut().fin(BAD),
-    }
-}
-
-fn begin() -> World {
-    let mut w = World::new();
-    for end in 0..2 {
-        w.run(&Op {
-            end,
-            act: Act::Attach { log2: 12 },
-            inner: vec![],
-        });
-    }
-    for end in 0..2 {
-        w.run(&Op {
-            end,
-            act: Act::Ready,
-            inner: vec![],
-        });
-        w.run(&Op {
-            end: 1 - end,
-            act: Act::TryUp,
-            inner: vec![],
-        });
-    }
-    w.hostile.set(true);
-    w.trace.set(std::env::var_os("LANE_TRACE").is_some());
-    w
-}
-
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES")
         .ok()
@@ -174,18 +80,7 @@ proptest! {
         scribbles in proptest::collection::vec((0usize..12, scribble()), 1..30),
     ) {
         let mut w = begin();
-        let mut plan = scribbles.into_iter();
-        let mut next = plan.next();
-        *w.meddle.borrow_mut() = Some(Box::new(move |w: &World| {
-            if let Some((wait, s)) = &mut next {
-                if *wait > 0 {
-                    *wait -= 1;
-                } else {
-                    apply(w, s);
-                    next = plan.next();
-                }
-            }
-        }));
+        plan(&w, scribbles);
         for (e, act) in &ops {
             // The hostile end also acts regularly, or little would be reached.
             w.run(&Op { end: usize::from(*e == 0), act: act.clone(), inner: vec![] });
@@ -280,21 +175,14 @@ fn between_two_pieces() {
         (0, recv(787)),
     ];
     let mut w = begin();
-    let mut plan = [
-        (2, Scribble::Nudge(0, -1939)),
-        (4, Scribble::Word(6, 2)),
-        (4, Scribble::Word(4, 0)),
-    ]
-    .into_iter();
-    let mut next = plan.next();
-    *w.meddle.borrow_mut() = Some(Box::new(move |w: &World| match &mut next {
-        Some((wait @ 1.., _)) => *wait -= 1,
-        Some((_, s)) => {
-            apply(w, s);
-            next = plan.next();
-        }
-        None => {}
-    }));
+    plan(
+        &w,
+        vec![
+            (2, Scribble::Nudge(0, -1939)),
+            (4, Scribble::Word(6, 2)),
+            (4, Scribble::Word(4, 0)),
+        ],
+    );
     for (end, act) in ops {
         w.run(&Op {
             end,

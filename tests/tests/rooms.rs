@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use syn::visit::Visit;
 use underpass_tests::harness::paths;
 
-const CRATES: [&str; 19] = [
+const CRATES: [&str; 20] = [
     "lane",
     "shim",
     "daemon",
@@ -25,6 +25,7 @@ const CRATES: [&str; 19] = [
     "tools/probe",
     "tools/xtask",
     "tests",
+    "tests/fuzz",
     "tests/model",
     "benches",
 ];

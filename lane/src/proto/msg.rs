@@ -135,7 +135,7 @@ macro_rules! messages {
                 let mut r = Reader { buf: b };
                 let kind = u16::take(&mut r)?;
                 let len = usize::from(u16::take(&mut r)?);
-                if r.buf.len() < len { return Err(Error::Short); }
+                r.buf = r.buf.get(..len).ok_or(Error::Short)?;
                 match kind {
                     $($kind => Ok(Self::$var { $($f: <$t>::take(&mut r)?),* }),)*
                     k => Err(Error::UnknownKind(k)),
@@ -287,6 +287,15 @@ mod tests {
             let _ = ToDaemon::decode(&b);
             let _ = ToShim::decode(&b);
         }
+    }
+
+    /// Fields are not taken from behind the length that the message says.
+    #[test]
+    fn shorter_than_its_fields() {
+        let mut b = [0; MAX];
+        let n = ToShim::Credit { n: 7 }.encode(&mut b);
+        b[2] -= 1;
+        assert_eq!(ToShim::decode(&b[..n]), Err(Error::Short));
     }
 
     #[test]

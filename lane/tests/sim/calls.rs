@@ -1,5 +1,6 @@
 //! What an application's send and receive calls come to, with the checks of every byte.
 
+use super::scribble::UNWRITTEN;
 use super::{content, vecs, Act, Wire, World, RX, TX};
 use lane::half::rx::How;
 use lane::half::{Iov, Port, Received, Sent};
@@ -112,7 +113,7 @@ impl World {
     pub(super) fn recv(&self, e: usize, len: usize, how: How) -> bool {
         let (h, from) = (&self.host[e], &self.host[1 - e]);
         let (m, port) = (self.memory(e), Wire { w: self, e });
-        let mut data = vec![0xaau8; len];
+        let mut data = vec![UNWRITTEN; len];
         let v = vecs(&mut data);
         let steps = self.steps.get();
         h.found.set(0);
@@ -204,9 +205,10 @@ impl World {
         assert!(n <= len && (n > 0 || len == 0), "{n} of {len}");
         let written = if how.discard { 0 } else { n };
         assert!(
-            data[written..].iter().all(|&b| b == 0xaa),
+            data[written..].iter().all(|&b| b == UNWRITTEN),
             "wrote beyond what it reported"
         );
+        self.is_written(e, &data[..written]);
         if !self.hostile.get() {
             let mut want = vec![0u8; written];
             content(self.use_no.get(), 1 - e, h.got.get(), &mut want);

@@ -13,6 +13,7 @@ pub mod memory;
 pub mod moves;
 pub mod net;
 mod op;
+pub mod scribble;
 mod settle;
 mod takeover;
 mod wire;
@@ -85,6 +86,8 @@ struct Killed;
 pub struct World {
     clients: &'static [Client; 2],
     own: [Area; 2],
+    /// What the honest end's application has sent to a hostile one, as far as it was looked at.
+    sent_bytes: RefCell<Vec<u8>>,
     peer: [Area; 2],
     /// Each end's area as its daemon sees it, and the other one's as a daemon writes it.
     beside: [[Area; 2]; 2],
@@ -177,6 +180,7 @@ impl World {
         let w = World {
             clients,
             own: [clients[0].area(true), clients[1].area(true)],
+            sent_bytes: Default::default(),
             peer: [clients[1].area(false), clients[0].area(false)],
             beside: [0, 1].map(|e| [clients[e].area(false), clients[1 - e].area(true)]),
             taken: Default::default(),

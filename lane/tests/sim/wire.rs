@@ -28,6 +28,7 @@ impl Wire<'_> {
         self.w.hook();
         // SAFETY: the lane passes a run of its own ring or a frame.
         let b = unsafe { std::slice::from_raw_parts(data, len) };
+        self.w.is_own(self.e, b);
         let r = self.w.net.borrow_mut().send(self.e, b, beyond);
         self.w.hook();
         r

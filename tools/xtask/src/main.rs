@@ -9,6 +9,7 @@ mod build;
 mod checks;
 mod deb;
 mod elf;
+mod fuzz;
 mod image;
 mod package;
 mod previous;
@@ -67,6 +68,8 @@ task TARGET [arguments]
   engine        the RDMA data engine, and two whole daemons, over simulated verbs
   mutants       changes of single places of the switch, each of which must fail a test (see tests/mutants)
   loom          ring, doorbell and lane under every interleaving
+  fuzz          libFuzzer on every decoder of foreign bytes, 20 s each (arguments: names of targets;
+                UNDERPASS_FUZZ_SECONDS)
   integration   real programs under the shim (arguments: names of tests)
   containers    containers of a real runtime that the daemon gives the shim (arguments: names of tests)
   cluster       pods of a real Kubernetes cluster (arguments: names of tests; `lab`: two nodes with RDMA in virtual
@@ -116,6 +119,7 @@ fn main() -> ExitCode {
         "model" => steps::run(&tree, vec![model(&tree, true)]),
         "unit" => steps::run(&tree, vec![unit(&tree)]),
         "engine" => steps::run(&tree, vec![engine(&tree), daemons(&tree)]),
+        "fuzz" => steps::run(&tree, fuzz::steps(&tree, &rest)),
         "mutants" => code(mutants(&tree, &rest)),
         "loom" => steps::run(&tree, vec![loom(&tree)]),
         "symbols" => steps::run(&tree, vec![build_step(), symbols(&tree)]),
@@ -248,6 +252,7 @@ fn full(tree: &Tree) -> Vec<Step> {
     all.push(checks::msrv(tree));
     all.push(checks::miri(tree));
     all.push(checks::asan(tree));
+    all.extend(fuzz::steps(tree, &[]));
     all.push(made_here(tree, "deb"));
     all.push(packaging(tree, &[]));
     all.extend(previous(tree));
@@ -307,7 +312,7 @@ fn unit(tree: &Tree) -> Step {
     // Debug assertions and overflow checks are on here. The programs' own crates have no unit tests
     // of their own to run under the shim: those are integration tests.
     let c = tree
-        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-kubelet -p underpass-webhook -p underpass-admin -p underpassd -p underpass -p underpass-probe -p xtask --lib --bins --tests");
+        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-kubelet -p underpass-webhook -p underpass-admin -p underpassd -p underpass -p underpass-probe -p underpass-fuzz -p xtask --lib --bins --tests");
     Step::new("unit", Kind::Tests, 250, c)
 }
 
