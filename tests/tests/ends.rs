@@ -15,6 +15,12 @@ fn a_shutdown_beside_a_way_down_is_no_reset() -> Result<()> {
     both_ways("deaf", &["300"], 600, 300_000)
 }
 
+/// By a shutdown beside a peer that is stopped, while another thread reads.
+#[test]
+fn a_shutdown_beside_a_reader_is_no_early_end() -> Result<()> {
+    both_ways("shutting", &["reads", "40"], 40, 40_000)
+}
+
 /// A number is closed or replaced, or the connection shut down, while another thread sends or receives by it.
 #[test]
 fn in_the_middle_of_calls() -> Result<()> {
