@@ -101,7 +101,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
         table::disqualify(c, Reason::NotEstablished);
     }
     if c.rx.shut.load(Relaxed) != 0 && table::local(i).sends_ended.load(Relaxed) != 0 {
-        promotion::bring_unread(i, fd);
+        promotion::bring_unread(i);
     }
     let Some((group, m)) = attached::of(c, table::local(i)) else {
         return Left::Kernel(how);
