@@ -27,6 +27,12 @@ fn a_shutdown_beside_a_reader_is_no_early_end() -> Result<()> {
     both_ways("shutting", &["reads", "40"], 40, 40_000)
 }
 
+/// While another thread gives its number to a new connection.
+#[test]
+fn a_shutdown_keeps_to_its_connection() -> Result<()> {
+    both_ways("shutting", &["reused", "20"], 20, 20_000)
+}
+
 /// Of bytes on TCP, and on the ring behind them.
 #[test]
 fn a_shutdown_with_bytes_in_both_places() -> Result<()> {
