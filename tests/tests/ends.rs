@@ -1,7 +1,13 @@
 //! Ends of connections that leave their lanes: what the kernel tells of them is what it tells without one.
 
-use anyhow::Result;
-use underpass_tests::harness::c::both_ways;
+use anyhow::{ensure, Result};
+use nix::sys::signal::Signal;
+use std::time::Duration;
+use underpass_tests::harness::c::{both_ways, compile};
+use underpass_tests::harness::{Daemon, Program};
+
+/// Far more than any of them takes.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// By its process's end, of a peer that has read everything, after this end has left the lane.
 #[test]
@@ -13,6 +19,54 @@ fn a_process_that_has_read_everything_ends_cleanly() -> Result<()> {
 #[test]
 fn a_shutdown_beside_a_way_down_is_no_reset() -> Result<()> {
     both_ways("deaf", &["300"], 600, 300_000)
+}
+
+/// By a shutdown beside a peer that is stopped, while another thread reads.
+#[test]
+fn a_shutdown_beside_a_reader_is_no_early_end() -> Result<()> {
+    both_ways("shutting", &["reads", "40"], 40, 40_000)
+}
+
+/// While another thread gives its number to a new connection.
+#[test]
+fn a_shutdown_keeps_to_its_connection() -> Result<()> {
+    both_ways("shutting", &["reused", "20"], 20, 20_000)
+}
+
+/// Of bytes on TCP, and on the ring behind them.
+#[test]
+fn a_shutdown_with_bytes_in_both_places() -> Result<()> {
+    both_ways("shutting", &["behind", "5"], 5, 50_000)
+}
+
+/// Of more than TCP has room for.
+#[test]
+fn a_shutdown_of_a_full_ring_is_quick() -> Result<()> {
+    both_ways("shutting", &["full", "6"], 6, 600_000)
+}
+
+/// Many, without a daemon that would act.
+#[test]
+fn shutdowns_do_not_wait_for_a_stopped_daemon_one_after_the_other() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let program = dir.path().join("shutting");
+    compile("shutting", &program)?;
+    let d = Daemon::start()?;
+    let args = ["many", "10"];
+    let mut p = Program::new(&program, &d.eager()).args(args).spawn()?;
+    p.line("ready", LIMIT)?;
+    d.freeze()?;
+    p.signal(Signal::SIGUSR1)?;
+    let out = p.wait(LIMIT)?;
+    d.thaw()?;
+    ensure!(
+        out.stdout.contains("result ok"),
+        "{} {}",
+        out.stdout,
+        out.stderr
+    );
+    d.assert_promoted(10, 10_000)?;
+    Ok(())
 }
 
 /// A number is closed or replaced, or the connection shut down, while another thread sends or receives by it.

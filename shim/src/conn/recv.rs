@@ -1,5 +1,7 @@
 //! Receiving: from the lane, natively, or both, as the direction switches while the call is under way.
 
+mod withheld;
+
 use super::parts::{Cut, PART};
 use super::{
     at_mark, closed, deadline, error_now, fail, fail_or, instead_of_end, left_ms, lock_for,
@@ -67,6 +69,7 @@ pub unsafe fn recv(
         nowait: false,
         last_look: false,
         slept: false,
+        withheld: false,
         other: false,
         until: None,
         cut: Cut::default(),
@@ -111,6 +114,8 @@ struct Receiving<'a> {
     last_look: bool,
     /// It has slept.
     slept: bool,
+    /// See `withheld`.
+    withheld: bool,
     /// The number means another file by now: the call is made natively.
     other: bool,
     /// End of the wait that SO_RCVTIMEO allows, once it has been read: see [`deadline`].
@@ -177,6 +182,9 @@ impl Receiving<'_> {
             true => more(),
         });
         match made {
+            Native::Made { says: 0, .. } if total == 0 && self.iov.left() > 0 && self.is_owed() => {
+                self.await_owed()
+            }
             Native::Made { says: 0, .. } if total == 0 => Break(self.tcp_ended()),
             Native::Made { says, .. } => Break(num::ssize(total) + says), // after a part, `says` is no error
             Native::Closed => Break(closed(total)),
@@ -281,6 +289,9 @@ impl Receiving<'_> {
             part: self.total > 0,
         };
         let got = c.rx.recv(m, &port, &mut self.iov, how);
+        self.withheld = c.rx.shut.load(Relaxed) != 0
+            && matches!(got, Received::Empty | Received::Eof)
+            && self.is_withheld();
         // If the call goes on, it takes hold before a closing thread gets the lock.
         if (self.all || self.peek_all)
             && self.iov.left() > 0
@@ -377,6 +388,7 @@ impl Receiving<'_> {
                 Break(0)
             }
             Received::Empty => self.empty(group, m),
+            Received::Eof if self.withheld => self.await_withheld(m),
             Received::Eof if self.shut_in_handler() => Break(fail(libc::EINTR)),
             Received::Eof => {
                 c.rx.looked.store(0, Relaxed); // the next call must ask TCP again, and see the end
@@ -424,6 +436,9 @@ impl Receiving<'_> {
             c.rx.looked.store(ticks(), Relaxed); // TCP was asked just now (it is not while the ring has bytes)
         }
         promotion::service(c, group, m, self.call.fd(l));
+        if self.withheld {
+            return self.await_withheld(m);
+        }
         if c.rx.shut.load(Relaxed) != 0 && !self.shut_in_handler() {
             // (The other end may have died since.)
             ends::after_fin((c, l), (group, m), lock::lock);

@@ -4,6 +4,7 @@ use crate::process::{self, Left};
 use crate::state::fdtab::{self, conn, get, Fd};
 use crate::state::{attached, table};
 use crate::sys::{self, env, lock, pages, real, thread, SIOCATMARK};
+use crate::tcp::call::Call;
 use crate::tcp::port::Sock;
 use crate::tcp::{self, probes};
 use crate::{conn, daemon, sets};
@@ -115,25 +116,24 @@ pub unsafe extern "C" fn shutdown(fd: i32, how: i32) -> i32 {
     let _inside = thread::enter();
     fdtab::settled(fd);
     let i = crate::preserving_errno(|| tcp::proven(fd));
-    let left = match i {
-        Some(i) => crate::preserving_errno(|| process::before_shutdown(fd, i, how)),
-        None => Left::Kernel(how),
+    let Some((mut call, i)) = i.and_then(|i| Call::of(fd, i)) else {
+        // SAFETY: see the module above.
+        return unsafe { real::shutdown(fd, how) };
     };
+    let left = crate::preserving_errno(|| process::before_shutdown(&mut call, fd, i, how));
     let r = match left {
         // SAFETY: see the module above.
-        Left::Kernel(how) => unsafe { real::shutdown(fd, how) },
+        Left::Kernel => unsafe { real::shutdown(fd, how) },
         Left::Done(Ok(())) => 0,
         Left::Done(Err(e)) => {
             crate::set_errno(e);
             -1
         }
     };
-    if let Some(i) = i {
-        crate::preserving_errno(|| {
-            process::after_shutdown(i, fd);
-            sets::notify(i);
-        });
-    }
+    crate::preserving_errno(|| {
+        process::after_shutdown(i);
+        sets::notify(i);
+    });
     r
 }
 

@@ -7,6 +7,7 @@
 
 use super::linger::linger_ms;
 use crate::state::groups::{LinkGroup, USED};
+use crate::state::table::Local;
 use crate::sys::{self, lock, pids, thread};
 use crate::tcp::port::Sock;
 use crate::{daemon, promotion, tcp};
@@ -158,12 +159,13 @@ fn end_here(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) {
 }
 
 /// Called before `shutdown`: returns what the kernel still has to do. `None`: nothing, it is done or under way.
-pub fn shutdown(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32, how: i32) -> Option<i32> {
-    let port = Sock::leaving(fd, group);
+pub fn shutdown(c: &Conn, l: &Local, (group, m): (&LinkGroup, &Memory), how: i32) -> Option<i32> {
     if how != libc::SHUT_WR && how != libc::SHUT_RDWR {
         return Some(how);
     }
     let guard = lock::lock(&c.tx.lock);
+    let fd = l.fd.load(Relaxed); // (the number stays the connection's as long as we have the lock)
+    let port = Sock::leaving(fd, group);
     let _ = c.tx.look(m, &port);
     if c.tx.mode.load(Relaxed) == mode::TCP {
         return Some(how);
@@ -176,6 +178,6 @@ pub fn shutdown(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32, how: i32) -> O
         return Some(how);
     }
     drop(guard);
-    tcp::reset(c, fd, Reason::Stalled);
+    tcp::reset(c, l.fd.load(Relaxed), Reason::Stalled);
     Some(how)
 }

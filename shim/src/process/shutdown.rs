@@ -3,9 +3,12 @@
 use super::remote;
 use crate::promotion;
 use crate::readiness::wait;
-use crate::state::{attached, table, waiters};
+use crate::state::groups::LinkGroup;
+use crate::state::table::{self, Local};
+use crate::state::{attached, waiters};
 use crate::sys::{self, lock, thread};
 use crate::tcp;
+use crate::tcp::call::Call;
 use crate::tcp::port::{self, Sock};
 use core::sync::atomic::Ordering::*;
 use lane::abi::TcpPos;
@@ -69,18 +72,23 @@ pub(super) fn take_frame(c: &Conn, m: &Memory, port: &Sock, closes: bool) {
     }
 }
 
-/// What the kernel still has to do for a `shutdown`.
+/// What is left of a `shutdown`.
 pub enum Left {
-    Kernel(i32),
+    /// All of it: the connection has no lane.
+    Kernel,
     /// It is done or under way, with this result.
     Done(Result<(), i32>),
 }
 
-/// Called before the kernel's `shutdown`.
-pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
-    let c = table::conn(i);
+/// Called before the kernel's `shutdown`, which it makes itself for a connection with a lane. Others may close the number
+/// during its waits: the call holds such a connection, as the kernel's own has its file from the beginning.
+pub fn before_shutdown(call: &mut Call, fd: i32, i: u32, how: i32) -> Left {
+    let (c, l) = (table::conn(i), table::local(i));
     if c.state.load(Relaxed) != state::OPEN {
-        return Left::Kernel(how);
+        return Left::Kernel;
+    }
+    if attached::of(c, l).is_some() && !holds(call, fd, c, l) {
+        return Left::Done(Err(libc::EBADF));
     }
     if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
         c.rx.shut.store(1, Relaxed);
@@ -89,65 +97,94 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
         // Under the lock: if a lane is attached or a switch is made after this, it finds the connection
         // disqualified (`promotion::attach`, `try_up`), so that nothing is sent after the FIN.
         let _g = lock::lock(&c.tx.lock);
-        table::local(i).sends_ended.store(1, Relaxed);
+        l.sends_ended.store(1, Relaxed);
         table::disqualify(c, Reason::NotEstablished);
     }
-    if c.rx.shut.load(Relaxed) != 0 && table::local(i).sends_ended.load(Relaxed) != 0 {
-        promotion::bring_unread(i, fd);
-    }
-    let Some((group, m)) = attached::of(c, table::local(i)) else {
-        return Left::Kernel(how);
-    };
-    if group.is_remote() {
-        return match remote::shutdown(c, group, &m, fd, how) {
-            Some(how) => Left::Kernel(how),
-            None => Left::Done(Ok(())),
+    let Some((group, m)) = attached::of(c, l) else {
+        return match call.holds() {
+            true => in_kernel(c, l, how),
+            false => Left::Kernel,
         };
+    };
+    if !holds(call, fd, c, l) {
+        return Left::Done(Err(libc::EBADF));
     }
-    let port = Sock::leaving(fd, group);
+    if c.rx.shut.load(Relaxed) != 0 && l.sends_ended.load(Relaxed) != 0 {
+        promotion::bring_unread(i);
+    }
+    match group.is_remote() {
+        true => match remote::shutdown(c, l, (group, &m), how) {
+            Some(how) => in_kernel(c, l, how),
+            None => Left::Done(Ok(())),
+        },
+        false => on_node(c, l, (group, &m), how),
+    }
+}
+
+/// Holds the connection: from now on its descriptor is `l.fd`. False: it was closed before.
+fn holds(call: &mut Call, fd: i32, c: &Conn, l: &Local) -> bool {
+    let holds = call.hold(c, l);
+    let other = l.fd.load(Relaxed);
+    if holds && other != fd {
+        tcp::proven(other); // if it was closed unseen, the number given takes its place
+    }
+    holds
+}
+
+/// Under the lock, the number stays the connection's.
+fn in_kernel(c: &Conn, l: &Local, how: i32) -> Left {
+    let _g = lock::lock(&c.tx.lock);
+    Left::Done(sys::shutdown(l.fd.load(Relaxed), how))
+}
+
+/// The same for a lane within the node.
+fn on_node(c: &Conn, l: &Local, (group, m): (&LinkGroup, &Memory), how: i32) -> Left {
     if c.rx.shut.load(Relaxed) != 0 {
-        c.rx.announce_deaf(&m);
+        c.rx.announce_deaf(m);
     }
     let deaf = || {
-        if c.rx.is_deaf(&m) {
+        if c.rx.is_deaf(m) {
             let _g = lock::lock(&c.rx.lock);
-            take_frame(c, &m, &port, false);
+            take_frame(c, m, &Sock::leaving(l.fd.load(Relaxed), group), false);
         }
     };
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        if let Some(_g) = lock::lock(&c.tx.lock).filter(|_| attached::is_still(c, group, &m)) {
-            let repeated = match flush(c, &m, &port, 0) {
+        if let Some(_g) = lock::lock(&c.tx.lock).filter(|_| attached::is_still(c, group, m)) {
+            let fd = l.fd.load(Relaxed);
+            let port = Sock::leaving(fd, group);
+            let repeated = match flush(c, m, &port, 0) {
                 Flushed::OnTcp(repeated) => repeated,
                 Flushed::ByDaemon => {
-                    c.tx.leave_fin(&c.rx, &m, &port);
+                    // The daemon shuts the socket down when it is done, or we do when we have the direction again.
+                    c.tx.leave_fin(&c.rx, m, &port);
                     promotion::shut_late(c, fd);
-                    return match how {
-                        libc::SHUT_RDWR => Left::Kernel(libc::SHUT_RD),
-                        _ => Left::Done(Ok(())),
-                    };
+                    return Left::Done(match how {
+                        libc::SHUT_RDWR => sys::shutdown(fd, libc::SHUT_RD),
+                        _ => Ok(()),
+                    });
                 }
                 Flushed::Late => {
                     drop(_g);
-                    tcp::reset(c, fd, Reason::Stalled);
-                    return Left::Kernel(how);
+                    tcp::reset(c, l.fd.load(Relaxed), Reason::Stalled);
+                    return in_kernel(c, l, how);
                 }
             };
-            c.rx.announce_end(&m, &port, c.tx.sent_at_fin(false));
+            c.rx.announce_end(m, &port, c.tx.sent_at_fin(false));
             deaf();
             // Everything sent is on the ring, and other threads' sends wait for our lock: if their bytes reached
             // TCP before the FIN, the reader, which is on the ring, would not expect them there. Later sends get
             // the kernel's EPIPE.
             let done = sys::shutdown(fd, how);
-            c.tx.shut(&m, &port, repeated);
+            c.tx.shut(m, &port, repeated);
             return Left::Done(done);
         }
     }
     deaf();
-    Left::Kernel(how)
+    in_kernel(c, l, how)
 }
 
 /// Called after the kernel's `shutdown`: sleeping threads must look.
-pub fn after_shutdown(i: u32, fd: i32) {
+pub fn after_shutdown(i: u32) {
     let c = table::conn(i);
     // (Counted before the sleepers are woken, because some calls end with any wake-up if this has changed.)
     table::local(i).shuts.fetch_add(1, SeqCst);
@@ -155,7 +192,7 @@ pub fn after_shutdown(i: u32, fd: i32) {
         // Not before the kernel's shutdown, since until then the kernel takes what the other end sends by TCP.
         if c.rx.shut.load(Relaxed) != 0 && !group.is_remote() {
             if let Some(_g) = lock::lock(&c.rx.lock) {
-                c.rx.shut(&m, &Sock::new(fd, group));
+                c.rx.shut(&m, &Sock::new(table::local(i).fd.load(Relaxed), group));
             }
         }
         wait::forward(group, None, None);

@@ -517,6 +517,16 @@ pub fn tcp_state(fd: i32) -> Option<u8> {
     Some(b[0])
 }
 
+/// Most bytes that a TCP socket's receive queue takes while nobody reads: what the kernel offers for now (`rcv_ssthresh`), and
+/// never more than the buffer.
+pub fn tcp_window(fd: i32) -> Option<u64> {
+    let mut b = [0u8; 68];
+    let n = getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut b).ok()?;
+    let offered = b.get(..n)?.last_chunk().filter(|_| n == b.len())?;
+    let buffer = getsockopt_u32(fd, libc::SOL_SOCKET, libc::SO_RCVBUF).ok()?;
+    Some(u32::from_ne_bytes(*offered).min(buffer).into())
+}
+
 /// The byte positions of a TCP socket's streams.
 pub fn tcp_position(fd: i32) -> Option<TcpCounts> {
     let queued = |what| ioctl_i32(fd, what).ok().map(|n| n.max(0) as u64);

@@ -337,7 +337,7 @@ impl RxState {
             self.limit.store(limit, Relaxed);
             self.mode.store(mode::REST, Relaxed);
         } else {
-            self.mode.store(mode::TCP, Relaxed);
+            self.go_to_tcp(rest);
         }
     }
 }

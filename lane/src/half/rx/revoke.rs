@@ -3,7 +3,7 @@
 //! taken.
 
 use super::{mode, How, Received, Revoked, RxState};
-use crate::abi::{rx, takeover, tx, Cursor, RxWord, TakeoverPhase, TakeoverWord};
+use crate::abi::{rx, takeover, tx, Cursor, RxWord, TakeoverPhase, TakeoverWord, TcpPos};
 use crate::half::mem::{Iov, Memory};
 use crate::half::Port;
 use crate::prim::fence;
@@ -141,6 +141,28 @@ impl RxState {
         ours && (takeover::TAKEN..takeover::DONE).contains(&word.phase())
     }
 
+    /// Do bytes that lay unread on the ring come by TCP, or are they about to? Until they do, there is nothing to be read, and
+    /// yet that is not the end.
+    pub fn is_withheld(&self) -> bool {
+        match self.mode.load(Relaxed) {
+            mode::REVOKING => true,
+            mode::SKIP => self.rest.load(Relaxed) > 0,
+            _ => false,
+        }
+    }
+
+    /// On TCP: the position up to which the bytes go that lay unread on the ring when it was left.
+    pub fn owed(&self) -> Option<TcpPos> {
+        (self.mode.load(Relaxed) == mode::TCP).then(|| self.limit.load(Relaxed))
+    }
+
+    /// The direction goes on on TCP, where so many bytes come that lay unread.
+    pub(super) fn go_to_tcp(&self, bytes: u64) {
+        self.limit
+            .store(self.tcp_pos.load(Relaxed) + bytes, Relaxed);
+        self.mode.store(mode::TCP, Relaxed);
+    }
+
     /// Across nodes: has the direction been given back, and are bytes that lay unread on the ring still on their way by TCP?
     /// (Without a lane they were there, and who has been told that there is something to read finds it.)
     pub fn is_on_its_way(&self, m: &Memory, port: &impl Port) -> bool {
@@ -253,7 +275,12 @@ impl RxState {
             return Ok(None);
         }
         let clear = || {
-            self.mode.store(mode::TCP, Relaxed);
+            let before = match was {
+                mode::PREFIX => self.prefix_left(),
+                _ => 0,
+            };
+            let lay = self.head(m).map_or(0, |h| h - self.cursor.load(Relaxed));
+            self.go_to_tcp(if was == mode::READY { 0 } else { before + lay });
             Ok(Some(Revoked::Clear))
         };
         let impossible = || {

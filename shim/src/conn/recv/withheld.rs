@@ -1,0 +1,64 @@
+//! This process has shut the direction down while bytes lay unread on the ring, and they are neither there any more nor on
+//! TCP yet. Without a lane they would be read, so a receive that finds nothing must not take that for the end.
+
+use super::{fail_or, lock_for, Receiving};
+use crate::sys;
+use core::ops::ControlFlow::{self, Break, Continue};
+use core::sync::atomic::Ordering::*;
+use lane::abi::TcpPos;
+use lane::half::rx::mode;
+use lane::half::Memory;
+
+impl Receiving<'_> {
+    /// Is it so? Asked under the lock under which the receive found nothing, because they may come in the next moment.
+    #[cold]
+    pub(super) fn is_withheld(&self) -> bool {
+        let fd = self.l.fd.load(Relaxed);
+        self.c.rx.is_withheld() && sys::tcp_state(fd) != Some(sys::CLOSE)
+    }
+
+    /// The same of a direction that is on TCP again, where the kernel has reported the end.
+    pub(super) fn is_owed(&self) -> bool {
+        let c = self.c;
+        let (Some(up_to), fd) = (c.rx.owed(), self.call.fd(self.l)) else {
+            return false;
+        };
+        if c.rx.shut.load(Relaxed) == 0 || up_to == TcpPos::default() {
+            return false;
+        }
+        let to_come = sys::tcp_info(fd).is_some_and(|k| {
+            let over = matches!(k.state, sys::CLOSE | sys::CLOSE_WAIT);
+            !over && TcpPos::new(k.received) < up_to
+        });
+        // (They may have come since then.)
+        to_come || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0)
+    }
+
+    /// Sleeps until that may have changed.
+    #[cold]
+    pub(super) fn await_withheld(&mut self, m: &Memory) -> ControlFlow<isize> {
+        let c = self.c;
+        // The kernel takes nothing more, and nobody waits for them any more: what is on the ring is read there.
+        if c.rx.is_deaf(m) && c.rx.mode.load(Relaxed) == mode::REVOKING {
+            let lock = lock_for(&c.rx.lock, self.nb);
+            if lock.is_some() && c.rx.go_on(m) {
+                return Continue(());
+            }
+        }
+        self.await_owed()
+    }
+
+    #[cold]
+    pub(super) fn await_owed(&mut self) -> ControlFlow<isize> {
+        if self.last_look {
+            return Break(fail_or(self.total, libc::EINTR));
+        }
+        if self.nowait || self.nb {
+            return Break(fail_or(self.total, libc::EAGAIN));
+        }
+        self.sleep()?;
+        // (A direction that is shut down lets no sleep last: TCP reports the end all the time.)
+        let _ = sys::poll_ms(-1, 0, 1);
+        Continue(())
+    }
+}
