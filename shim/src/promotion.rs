@@ -421,8 +421,14 @@ pub fn take_down(i: u32, why: Cause) {
 /// stays readable.
 pub fn group_gone(group: &LinkGroup) {
     let fins = sys::now_ms() + FIN_MS;
+    // (A process may have it mapped for a connection whose lane another one has given back. Under the lock: no lane is
+    // being attached.)
+    let is_on = |c: &Conn| {
+        let _g = lock::lock(&c.tx.lock);
+        attached::is_on(c, group)
+    };
     table::each(|i, c| {
-        if core::ptr::eq(table::local(i).group.load(Relaxed), group) {
+        if core::ptr::eq(table::local(i).group.load(Relaxed), group) && is_on(c) {
             if group.is_remote() {
                 remote::gone(i, c, group);
                 return sets::notify(i);
@@ -482,20 +488,11 @@ pub fn service(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
     !c.tx.has_work(m) || attend_slow(c, group, m, fd)
 }
 
-/// Under the lock: is the connection, which was looked up without it, still on this lane? (It may be closed by now, and
-/// the entry may be another one's.)
-fn is_still(c: &Conn, group: &LinkGroup, m: &Memory) -> bool {
-    c.flags.load(Relaxed) & flag::LANE != 0
-        && c.group.load(Relaxed) == group.id.load(Relaxed)
-        && Memory::new(&group.own, &group.peer, c.lane.load(Relaxed))
-            .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()))
-}
-
 #[cold]
 fn attend_slow(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
     let g = lock::try_or_inherit(&c.tx.lock);
     if g.is_some() {
-        if !is_still(c, group, m) {
+        if !attached::is_still(c, group, m) {
             return true;
         }
         let was = c.tx.is_up();

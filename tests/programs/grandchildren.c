@@ -43,14 +43,16 @@ static void ping(int a, unsigned *seed) {
     }
 }
 
-static void fork_twice(int a, int b, int how) {
+/* `late`: this process closes its own copy of `b` when the child has ended. */
+static void fork_twice(int a, int b, int how, int late) {
     int status;
     char of[12];
     pid_t child = fork();
     NEED(child >= 0);
     if (child) {
-        close(b);
+        if (!late) close(b);
         NEED(waitpid(child, &status, 0) == child && status == 0);
+        if (late) close(b);
         return;
     }
     pid_t grandchild = fork();
@@ -79,7 +81,7 @@ static void round_of(unsigned *seed) {
     if (unread) NEED(send(a, bytes, (size_t)unread, 0) == unread);
     if (how == SYSTEM_BEFORE) NEED(system("true") == 0);
     if (how == SPAWN_BEFORE) NEED(!posix_spawn(&pid, "/bin/true", 0, 0, argv, environ) && waitpid(pid, 0, 0) == pid);
-    fork_twice(a, b, how);
+    fork_twice(a, b, how, rand_r(seed) % 2);
     if (how == SYSTEM_AFTER) NEED(system("true") == 0);
     if (unread) NEED(recv(a, bytes, (size_t)unread, MSG_WAITALL) == unread);
     ping(a, seed);

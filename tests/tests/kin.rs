@@ -76,6 +76,12 @@ fn forks_while_connections_are_made() -> Result<()> {
     both_ways("born", &[], 600, 500)
 }
 
+/// A child that has not noticed that its parent has given a lane back leaves alone what is in its place, and is left alone.
+#[test]
+fn places_of_lanes_are_used_anew() -> Result<()> {
+    both_ways("replaced", &[], 20, 1_000)
+}
+
 /// Many threads fork, spawn and have connections of which this process has both ends; a grandchild goes on with one.
 #[test]
 fn grandchildren_go_on() -> Result<()> {

@@ -231,7 +231,7 @@ impl Receiving<'_> {
     #[inline(always)]
     fn on_lane(&mut self) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
-        let Some((group, m)) = attached::of(c, l) else {
+        let Some((group, m)) = attached::mapped(c, l) else {
             return Break(match self.call.current(c, l) {
                 true => fail_or(self.total, libc::ECONNRESET), // not a clean end of file
                 false => closed(self.total),

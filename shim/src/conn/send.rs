@@ -210,7 +210,7 @@ impl Sending<'_> {
     #[inline(always)]
     fn on_lane(&mut self) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
-        let Some((group, m)) = attached::of(c, l) else {
+        let Some((group, m)) = attached::mapped(c, l) else {
             return Break(self.ended());
         };
         if c.owner_pid.load(Relaxed) != pids::me() {

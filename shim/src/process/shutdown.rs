@@ -123,7 +123,7 @@ pub fn before_shutdown(fd: i32, i: u32, how: i32) -> Left {
         }
     };
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        if let Some(_g) = lock::lock(&c.tx.lock) {
+        if let Some(_g) = lock::lock(&c.tx.lock).filter(|_| attached::is_still(c, group, &m)) {
             let repeated = match flush(c, &m, &port, 0) {
                 Flushed::OnTcp(repeated) => repeated,
                 Flushed::ByDaemon => {

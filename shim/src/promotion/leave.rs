@@ -207,7 +207,13 @@ pub(super) fn await_peer(i: u32, fd: i32, ms: u32) {
             if let Some((lk, mm)) = attached::of(other, table::local(k)) {
                 if let Some(_g) = lock::try_lock(&other.tx.lock) {
                     let fd = table::local(k).fd.load(Relaxed);
-                    let _ = other.tx.look(&mm, &Sock::new(fd, lk));
+                    // (Another thread may have closed it meanwhile, and its number is another socket's.)
+                    if other.tx.has_work(&mm)
+                        && attached::is_still(other, lk, &mm)
+                        && table::is_at(other, fd)
+                    {
+                        let _ = other.tx.look(&mm, &Sock::new(fd, lk));
+                    }
                 }
             }
         }
@@ -216,7 +222,7 @@ pub(super) fn await_peer(i: u32, fd: i32, ms: u32) {
 
 /// Takes the sending half down, as far as TCP accepts the bytes now.
 fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
-    if let Some(_g) = lock::lock(&c.tx.lock) {
+    if let Some(_g) = lock::lock(&c.tx.lock).filter(|_| attached::is_still(c, port.group, m)) {
         probes::restore(c, l);
         // If the peer process died with bytes of ours unread, TCP shows a FIN where kernel TCP would have sent a
         // reset.

@@ -174,11 +174,18 @@ pub fn end_lane(i: u32, goes_on: bool) {
     if c.flags.load(Relaxed) & flag::REGISTERED != 0 {
         daemon::forget(i, c.gen.load(Relaxed));
     }
-    let lane_flags = flag::LANE | flag::REMOTE | flag::GIVEN_BACK;
-    if c.flags.fetch_and(!lane_flags, Relaxed) & flag::LANE == 0 {
+    let group = attached::of(c, l).map(|(group, _)| group);
+    let had = {
+        // Under both locks: who has one of them, and has found the connection on its lane, is at work on words that are
+        // another connection's as soon as the daemon is told.
+        let _locks = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
+        let lane_flags = flag::LANE | flag::REMOTE | flag::GIVEN_BACK;
+        c.flags.fetch_and(!lane_flags, Relaxed) & flag::LANE != 0
+    };
+    if !had {
         return;
     }
-    if let Some((group, _)) = attached::of(c, l) {
+    if let Some(group) = group {
         // The newest ring stays noted in the slot until its next use.
         if group.state.load(Relaxed) != 0 && c.owner_pid.load(Relaxed) == pids::me() {
             tell(c, group, goes_on);

@@ -1,7 +1,7 @@
 //! Lanes within the node whose sending direction the daemon brings to TCP, because the other end leaves and this one
 //! does nothing, or because this one leaves and may not have as much of TCP (`lane::half::tx::takeover`).
 
-use super::{has, is_still, remote, retire};
+use super::{has, remote, retire};
 use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::state::{attached, waiters};
@@ -109,7 +109,7 @@ fn take_back(c: &Conn, l: &Local, (group, m): (&LinkGroup, &Memory)) -> Result<(
         return Ok(());
     };
     let fd = l.fd.load(Relaxed);
-    if !is_still(c, group, m) || !table::is_at(c, fd) {
+    if !attached::is_still(c, group, m) || !table::is_at(c, fd) {
         return Ok(()); // closed meanwhile
     }
     let port = Sock::new(fd, group);

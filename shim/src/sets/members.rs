@@ -140,11 +140,12 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) ->
     // An idle registration is queued only when it has news. (Whatever is published after the head is loaded counts as
     // news.)
     let (c, l) = (table::conn(conn), table::local(conn));
-    let head = attached::of(c, l).map_or(Cursor::UNSEEN, |(_, m)| m.peer_head().load(Acquire));
+    let head = attached::mapped(c, l).map_or(Cursor::UNSEEN, |(_, m)| m.peer_head().load(Acquire));
     reg.last_head.store(head, Relaxed);
     let error = c.has_error() || l.owes_notifications();
     let idle = !error
-        && attached::of(c, l).is_some_and(|(_, m)| c.rx.is_up() && c.rx.ready(&m) == Some(false));
+        && attached::mapped(c, l)
+            .is_some_and(|(_, m)| c.rx.is_up() && c.rx.ready(&m) == Some(false));
     let ending = ends::left_ms_of(conn);
     if ending >= 0 {
         await_end(s, ending);

@@ -20,7 +20,7 @@ pub fn may_wait(c: &Conn, l: &Local) -> bool {
 /// A native send has moved `moved` bytes: pushes them out, unless the bytes of the way down are acknowledged.
 #[cold]
 pub fn push(c: &Conn, l: &Local, moved: u64) {
-    let (Some(_g), Some((group, _))) = (lock::lock(&c.tx.lock), attached::of(c, l)) else {
+    let (Some(_g), Some((group, _))) = (lock::lock(&c.tx.lock), attached::mapped(c, l)) else {
         return;
     };
     let fd = l.fd.load(Relaxed);

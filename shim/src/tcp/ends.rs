@@ -14,7 +14,7 @@ use crate::sys::{self, lock};
 use crate::tcp::port;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use lane::abi::marks;
-use lane::family::{flag, Conn};
+use lane::family::Conn;
 use lane::half::Memory;
 use lane::num;
 use lane::proto::reason::Reason;
@@ -108,10 +108,7 @@ fn pending_ms(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) -> i64 {
 /// The descriptor of a connection that was looked at without its locks, one of which is held now. `None`: the
 /// connection was closed, and the entry may be another one's.
 fn current(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) -> Option<i32> {
-    let same = c.flags.load(Relaxed) & flag::LANE != 0
-        && core::ptr::eq(l.group.load(Relaxed), group)
-        && Memory::new(&group.own, &group.peer, c.lane.load(Relaxed))
-            .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()));
+    let same = core::ptr::eq(l.group.load(Relaxed), group) && attached::is_still(c, group, m);
     let fd = l.fd.load(Relaxed);
     (same && table::is_at(c, fd)).then_some(fd)
 }

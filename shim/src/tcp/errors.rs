@@ -144,7 +144,7 @@ fn check_end(c: &Conn, fd: i32, group: &LinkGroup, m: &Memory, ours: impl Fn() -
     let gone = port::is_over(fd, e) || e & libc::POLLRDHUP != 0 && dead;
     if gone {
         if let Some(_g) = lock::lock(&c.tx.lock) {
-            if ours() {
+            if ours() && attached::is_still(c, group, m) {
                 if e & libc::POLLHUP == 0 {
                     ends::has_died(c, m, fd, dead);
                 }

@@ -52,7 +52,7 @@ pub(super) fn adopt_one(i: u32, s: &Set, r: u32, conn: u32) {
 /// Are there bytes on the ring?
 fn is_unread(conn: u32) -> bool {
     let (c, l) = (table::conn(conn), table::local(conn));
-    attached::of(c, l).is_some_and(|(_, m)| c.rx.ready(&m) == Some(true))
+    attached::mapped(c, l).is_some_and(|(_, m)| c.rx.ready(&m) == Some(true))
 }
 
 /// A registration in the kernel's set may have bytes on a ring, where the kernel does not see them. (Later bytes come

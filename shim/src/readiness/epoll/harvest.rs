@@ -20,7 +20,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
         true => lock::try_or_inherit(word),
         false => lock::try_lock(word),
     };
-    let (group, m) = attached::of(c, l)?;
+    let (group, m) = attached::mapped(c, l)?;
     let port = Sock::new(fd, group);
     let mut ev = 0;
     match c.rx.ready(&m) {
@@ -258,7 +258,7 @@ fn look_at(
             })
         };
         h.n += 1;
-        if let Some((group, _)) = attached::of(c, l) {
+        if let Some((group, _)) = attached::mapped(c, l) {
             group.moved();
         }
         if mask & ONESHOT != 0 {
@@ -467,7 +467,7 @@ pub(super) fn news(s: &Set, r: u32, reg: &Reg, all: bool) -> bool {
     }
     let c = table::conn(conn - 1);
     let l = table::local(conn - 1);
-    let Some((group, m)) = attached::of(c, l) else {
+    let Some((group, m)) = attached::mapped(c, l) else {
         return false;
     };
     let ending = ends::left_ms(c, l, group, &m);
