@@ -112,6 +112,12 @@ fn spawned_programs_have_every_byte() -> Result<()> {
     c::both_ways_with("pidfd_spawn", "spawned", &["with"], 8, 200)
 }
 
+/// What has left for a program is not on a lane again before that program exists, however long that takes.
+#[test]
+fn on_tcp_until_there_is_a_child() -> Result<()> {
+    c::both_ways_with("slow_spawn", "early", &[], 2, 4)
+}
+
 /// `resets`: so many of its connections are reset, because a peer does nothing for as long as it gets.
 fn with_stopped_peers(what: &str, ends: u64, resets: u64) -> Result<()> {
     let dir = tempfile::tempdir()?;

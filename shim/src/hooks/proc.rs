@@ -191,8 +191,7 @@ unsafe fn spawn<T>(
     if unsafe { keeps_nothing(program) } {
         return thread::outside(native);
     }
-    actions::before_spawn(actions);
-    process::spawning(native) // (waits for all of them first)
+    process::spawning(false, || actions::before_spawn(actions), native)
 }
 
 macro_rules! spawn {
@@ -260,7 +259,7 @@ pub unsafe extern "C" fn system(c: *const c_char) -> i32 {
     if c.is_null() {
         return thread::outside(native); // is there a shell?
     }
-    let r = process::spawning(native);
+    let r = process::spawning(true, || (), native);
     crate::preserving_errno(process::spawned_ended);
     r
 }

@@ -70,7 +70,7 @@ pub fn lend(i: u32, fd: i32) {
 }
 
 /// Waits until the connections that were lent are on TCP: each for at most [`LEAVE_MS`] since it was lent, whichever thread
-/// lent it.
+/// lent it. From now on they rest, as if they had all been lent just now.
 pub fn all_left() {
     let mut asked = Asked::new();
     loop {
@@ -100,10 +100,16 @@ pub fn all_left() {
             }
         });
         let Some(who) = waits else {
-            return;
+            break;
         };
         await_peer(who.i, who.fd, asked.wait_ms());
     }
+    let now = sys::now_ms();
+    table::each_fd(|_, i, c| {
+        if now < table::local(i).lent_ms.load(Relaxed) + 2 * LEAVE_MS {
+            table::rests(c);
+        }
+    });
 }
 
 /// A connection that a call takes off its lane.

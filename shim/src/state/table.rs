@@ -2,9 +2,11 @@
 
 mod holders;
 mod kin;
+mod lending;
 
 pub use holders::*;
 pub use kin::KIN;
+pub use lending::*;
 
 use crate::state::{fdtab, groups::LinkGroup};
 use crate::sys::{self, pids};
