@@ -1,9 +1,11 @@
 //! The family table of this process, and what the process itself adds to each entry.
 
+mod forks;
 mod holders;
 mod kin;
 mod lending;
 
+pub use forks::*;
 pub use holders::*;
 pub use kin::KIN;
 pub use lending::*;
@@ -22,8 +24,8 @@ pub struct Local {
     pub group: AtomicPtr<LinkGroup>,
     /// Descriptors of this process that refer to the connection.
     pub refs: AtomicU32,
-    /// Number of forks that had begun when this process got it.
-    pub born: AtomicU64,
+    /// The forks under way that have counted it, a bit each: see `forks`.
+    pub counted: AtomicU64,
     /// First registration in an epoll set (index + 1).
     pub regs: AtomicU32,
     pub regs_lock: AtomicU32,
@@ -380,9 +382,8 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         // In another pid namespace, our number means something else to the rest of the family: none may judge by it.
         c.forks.store(FOREIGN.load(Relaxed), Relaxed);
         l.group.store(core::ptr::null_mut(), Relaxed);
-        l.born.store(u64::MAX, Relaxed);
-        l.refs.store(1, Release);
-        l.born.store(pids::forks_begun(), Relaxed);
+        l.counted.store(0, Relaxed);
+        l.refs.store(1, Release); // a fork may count it from now on
         l.fd.store(fd, Relaxed);
         l.calls.fetch_and(CALLS, SeqCst); // (calls that have not noticed yet that their connection is gone stay counted)
         l.spin.store(4, Relaxed);
@@ -395,11 +396,11 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         words.iter().for_each(|w| w.store(0, Relaxed));
         let words = [&l.peer_dead, &l.unanswered, &l.standard, &c.probes];
         words.iter().for_each(|w| w.store(0, Relaxed));
+        l.zerocopy_ours.store(0, Relaxed);
         let words = [&l.lingered, &l.checked, &l.end_due_ms, &l.probe_due_ms];
         words.iter().for_each(|w| w.store(0, Relaxed));
         let words = [&l.leaving, &l.lent_ms, &l.hope_ms, &l.zerocopy];
         words.iter().for_each(|w| w.store(0, Relaxed));
-        l.zerocopy_ours.store(0, Relaxed);
         l.proved.iter().for_each(|p| p.store(0, Relaxed));
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`
         return Some(num::small(i));

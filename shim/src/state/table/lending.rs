@@ -69,6 +69,11 @@ pub fn is_lending() -> bool {
     LENDING.load(SeqCst) != 0 && sys::now_ms() < LENDING_MS.load(Relaxed) + LONGEST_MS
 }
 
+/// In a forked child: the calls of its parent's other threads are none of its own.
+pub(super) fn none_lends() {
+    LENDING.store(0, Relaxed);
+}
+
 /// The other program has ended: the daemon may look at once whether somebody else still has the connection.
 pub fn back(c: &Conn) {
     if is_lent(c) {
