@@ -24,8 +24,6 @@ pub struct Local {
     pub group: AtomicPtr<LinkGroup>,
     /// Descriptors of this process that refer to the connection.
     pub refs: AtomicU32,
-    /// The forks under way that have counted it, a bit each: see `forks`.
-    pub counted: AtomicU64,
     /// First registration in an epoll set (index + 1).
     pub regs: AtomicU32,
     pub regs_lock: AtomicU32,
@@ -382,7 +380,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         // In another pid namespace, our number means something else to the rest of the family: none may judge by it.
         c.forks.store(FOREIGN.load(Relaxed), Relaxed);
         l.group.store(core::ptr::null_mut(), Relaxed);
-        l.counted.store(0, Relaxed);
+        forget_counts(num::small(i));
         l.refs.store(1, Release); // a fork may count it from now on
         l.fd.store(fd, Relaxed);
         l.calls.fetch_and(CALLS, SeqCst); // (calls that have not noticed yet that their connection is gone stay counted)

@@ -1,24 +1,32 @@
 //! Forks count their child as a holder before it exists. Which entries a fork has counted is written down in
-//! [`Local::counted`], of which the child has a copy: so it takes back exactly that, whatever other threads of its parent
+//! [`COUNTED`], of which the child has a copy: so it takes back exactly that, whatever other threads of its parent
 //! have closed or made between the count and the copy.
 
 use super::{conn, free_unheld, lending, local, table, Local};
 use crate::sys::{lock, pids};
-use core::sync::atomic::{AtomicU32, Ordering::*};
-use lane::family::Conn;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use lane::family::{Conn, CONNS};
+
+/// For each entry, the forks under way that have counted it, a bit each. (Beside each other and not in [`Local`]: what parent
+/// and child write here costs each of them few copies of pages.)
+static COUNTED: [AtomicU64; CONNS] = [const { AtomicU64::new(0) }; CONNS];
+
+fn counted(i: u32) -> &'static AtomicU64 {
+    &COUNTED[i as usize & (CONNS - 1)]
+}
 
 /// Held while a fork counts an entry, and while the last descriptor of an entry goes.
 static COUNTING: AtomicU32 = AtomicU32::new(0);
 
 /// Counts the child of a fork, whose bit this is, as a holder of all that this process has.
 pub fn count_child(bit: u64) {
-    each_used(|_, c, l| {
+    each_used(|i, c, l| {
         // Acquire: pairs with the Release in `take`, before which nothing has counted the new connection.
         let held = || l.refs.load(Acquire) != 0;
         if held() {
             let _g = lock::lock(&COUNTING);
             if held() {
-                l.counted.fetch_or(bit, Relaxed);
+                counted(i).fetch_or(bit, Relaxed);
                 c.forks.fetch_add(1, SeqCst);
             }
         }
@@ -27,8 +35,8 @@ pub fn count_child(bit: u64) {
 
 /// Calls `f` for each entry that this fork has counted.
 pub fn each_counted(bit: u64, mut f: impl FnMut(u32, &Conn)) {
-    each_used(|i, c, l| {
-        if l.counted.load(Relaxed) & bit != 0 {
+    each_used(|i, c, _| {
+        if counted(i).load(Relaxed) & bit != 0 {
             f(i, c);
         }
     });
@@ -56,14 +64,23 @@ pub fn uncount_child(bit: u64) {
 
 /// In the parent: the fork is no longer under way.
 pub fn forget_fork(bit: u64) {
-    each_used(|_, _, l| _ = l.counted.fetch_and(!bit, Relaxed));
+    each_counted(bit, |i, _| _ = counted(i).fetch_and(!bit, Relaxed));
+}
+
+/// No fork has counted this entry.
+pub(super) fn forget_counts(i: u32) {
+    if counted(i).load(Relaxed) != 0 {
+        counted(i).store(0, Relaxed);
+    }
 }
 
 /// In the child: no fork is under way, and no other thread is anywhere.
 pub fn after_fork() {
-    each_used(|_, _, l| {
-        l.counted.store(0, Relaxed);
-        l.leaving.store(0, Relaxed);
+    each_used(|i, _, l| {
+        forget_counts(i);
+        if l.leaving.load(Relaxed) != 0 {
+            l.leaving.store(0, Relaxed);
+        }
     });
     lending::none_lends();
 }
