@@ -118,6 +118,9 @@ pub fn find_daemon() {
     crate::preserving_errno(daemon::ensure);
 }
 
+/// Milliseconds until the next look whether this process still lends connections to a child.
+const LENDING_MS: u64 = 20;
+
 /// Registers the connection if nothing forbids it.
 #[cold]
 pub fn consider(i: u32, fd: i32, c: &Conn) {
@@ -127,6 +130,9 @@ pub fn consider(i: u32, fd: i32, c: &Conn) {
     let not_before = c.not_before_ms.load(Relaxed);
     if not_before != 0 && sys::now_ms() < not_before {
         return;
+    }
+    if table::is_lending() {
+        return table::later(c, Reason::Left, LENDING_MS);
     }
     let errno = crate::errno();
     table::name(i, fd);
@@ -226,6 +232,9 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     let m = m.across(group.is_remote());
     if table::holders(c) != 1 {
         return refuse(Reason::Shared, 100);
+    }
+    if table::is_lending() {
+        return refuse(Reason::Left, LENDING_MS);
     }
     if fuse::is_blown() {
         return refuse(Reason::Fuse, register::FUSE_MS);

@@ -16,7 +16,7 @@ static int spawned(const char *by, int *pidfd, const char *path, const posix_spa
     pid_t pid;
     spawn *native = (spawn *)dlsym(dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD), by);
     int e = native(&pid, path, actions, how, argv, envp);
-    if (!e) *pidfd = (int)raw(SYS_pidfd_open, pid, 0, 0, 0, 0);
+    if (!e && pidfd) *pidfd = (int)raw(SYS_pidfd_open, pid, 0, 0, 0, 0);
     return e;
 }
 

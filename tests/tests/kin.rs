@@ -1,8 +1,13 @@
 //! Connections that a parent and its children use at the same time: what one of them does, also when it is killed in
 //! the middle of it, costs the others no byte, and nobody sleeps for ever. `tests/programs/kin.c` says what it expects.
 
-use anyhow::Result;
-use underpass_tests::harness::c::both_ways;
+use anyhow::{ensure, Context, Result};
+use lane::family::{state, Conn, Table};
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use underpass_tests::harness::c::{both_ways, compile};
+use underpass_tests::harness::{Daemon, Program, PATIENCE};
 
 /// Who is killed with the lock of a direction, or in the system call that moves its bytes, leaves what the others can
 /// go on with.
@@ -74,6 +79,46 @@ fn rings_that_grow_are_found_by_children() -> Result<()> {
 #[test]
 fn forks_while_connections_are_made() -> Result<()> {
     both_ways("born", &[], 600, 500)
+}
+
+/// Number of connections in a program's table.
+fn entries(pid: u32) -> Result<usize> {
+    let is_table = |p: &PathBuf| {
+        let name = std::fs::read_link(p).unwrap_or_default();
+        name.to_string_lossy().contains("underpass-family")
+    };
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd"))?;
+    let mut paths = fds.filter_map(|e| Some(e.ok()?.path()));
+    let table = std::fs::File::open(paths.find(is_table).context("a table")?)?;
+    let taken = |k: &usize| {
+        let mut word = [0; 4];
+        let at = offset_of!(Table, conns) + k * size_of::<Conn>() + offset_of!(Conn, state);
+        let read = table.read_exact_at(&mut word, at as u64);
+        read.is_ok() && u32::from_ne_bytes(word) != state::FREE
+    };
+    Ok((0..ENTRIES).filter(taken).count())
+}
+
+/// More than the program makes.
+const ENTRIES: usize = 1000;
+
+/// What is closed after a fork has counted its child as a holder, and before there is one, is nobody's.
+#[test]
+fn closed_while_a_fork_begins() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let (program, end) = (dir.path().join("prepared"), dir.path().join("end"));
+    compile("prepared", &program)?;
+    let d = Daemon::start()?;
+    let mut p = Program::new(&program, &d.eager())
+        .arg("20")
+        .arg(&end)
+        .spawn()?;
+    p.line("closed", PATIENCE)?;
+    ensure!(entries(p.pid())? <= 1, "more than the listener is left");
+    std::fs::write(&end, b"")?;
+    let out = p.wait(PATIENCE)?;
+    ensure!(out.status.success(), "{}\n{}", out.stdout, out.stderr);
+    d.assert_promoted(40, 40).map(|_| ())
 }
 
 /// A child that has not noticed that its parent has given a lane back leaves alone what is in its place, and is left alone.

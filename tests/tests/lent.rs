@@ -111,3 +111,44 @@ fn spawned_programs_have_every_byte() -> Result<()> {
     c::both_ways("spawned", &["without"], 4, 100)?;
     c::both_ways_with("pidfd_spawn", "spawned", &["with"], 8, 200)
 }
+
+/// What has left for a program is not on a lane again before that program exists, however long that takes.
+#[test]
+fn on_tcp_until_there_is_a_child() -> Result<()> {
+    c::both_ways_with("slow_spawn", "early", &[], 2, 4)
+}
+
+/// `resets`: so many of its connections are reset, because a peer does nothing for as long as it gets.
+fn with_stopped_peers(what: &str, ends: u64, resets: u64) -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let program = dir.path().join("renumbered");
+    c::compile("renumbered", &program)?;
+    let run = |place: &Place, daemon: u32| -> Result<()> {
+        let args = [what.to_string(), daemon.to_string()];
+        let out = Program::new(&program, place).args(args).run(LIMIT)?;
+        let ok = out.status.success() && out.stdout.contains("result ok");
+        ensure!(ok, "{}: {}\n{}", out.status, out.stdout, out.stderr);
+        Ok(())
+    };
+    run(&Place::bare(), 0).context("bare")?;
+    let d = Daemon::start()?;
+    let done = run(&d.eager(), d.pid()?);
+    d.thaw()?;
+    done.with_context(|| d.picture())?;
+    let s = d.stats()?;
+    let as_expected = s.promoted >= ends && s.resets == resets;
+    ensure!(as_expected, "{}", d.picture());
+    Ok(())
+}
+
+/// The number by which a connection leaves is closed meanwhile: what has it next is let alone.
+#[test]
+fn numbers_are_closed_while_connections_leave() -> Result<()> {
+    with_stopped_peers("numbers", 2, 1)
+}
+
+/// A connection that a thread lends is not late because another one's is.
+#[test]
+fn each_connection_has_its_own_time() -> Result<()> {
+    with_stopped_peers("times", 4, 1)
+}

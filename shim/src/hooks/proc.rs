@@ -182,29 +182,27 @@ unsafe fn keeps_nothing(path: *const c_char) -> bool {
 ///
 /// # Safety
 /// `program` is null or a C string.
-unsafe fn spawn<T>(
+unsafe fn spawn(
     program: *const c_char,
     actions: *const c_void,
-    native: impl FnOnce() -> T,
-) -> T {
+    native: impl FnOnce() -> i32,
+) -> i32 {
     // SAFETY: by contract.
     if unsafe { keeps_nothing(program) } {
         return thread::outside(native);
     }
-    actions::before_spawn(actions);
-    process::spawning(native) // (waits for all of them first)
+    process::spawning(false, || actions::before_spawn(actions), native)
 }
 
 macro_rules! spawn {
-    ($($name:ident($($a:ident: $t:ty),*) -> $r:ty, $program:expr, $actions:expr, $pid:expr;)*) => {$(
+    ($($name:ident)*) => {$(
         #[no_mangle]
-        pub unsafe extern "C" fn $name($($a: $t),*) -> $r {
+        pub unsafe extern "C" fn $name(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32 {
             let _inside = thread::enter();
             // SAFETY: see above; the application's path.
-            let r = unsafe { spawn($program, $actions, || real::$name($($a),*)) };
-            let pid: *const i32 = $pid;
-            // SAFETY: null, or the application's variable, which the call has just set.
-            if let Some(pid) = unsafe { pid.as_ref() } {
+            let r = unsafe { spawn(p, fa, || real::$name(pid, p, fa, at, a, e)) };
+            // SAFETY: null, or the application's variable, which the call has set if it has succeeded.
+            if let Some(pid) = unsafe { pid.as_ref() }.filter(|_| r == 0) {
                 crate::preserving_errno(|| process::spawned(lane::num::bits(*pid)));
             }
             r
@@ -212,10 +210,13 @@ macro_rules! spawn {
     )*};
 }
 
-spawn! {
-    posix_spawn(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p, fa, pid;
-    posix_spawnp(pid: *mut i32, p: *const c_char, fa: *const c_void, at: *const c_void, a: *const *const c_char, e: *const *const c_char) -> i32, p, fa, pid;
-    popen(c: *const c_char, t: *const c_char) -> *mut c_void, core::ptr::null(), core::ptr::null(), core::ptr::null();
+spawn! { posix_spawn posix_spawnp }
+
+#[no_mangle]
+pub unsafe extern "C" fn popen(c: *const c_char, t: *const c_char) -> *mut c_void {
+    let _inside = thread::enter();
+    // SAFETY: see above.
+    process::spawning(false, || (), || unsafe { real::popen(c, t) })
 }
 
 /// (In glibc since 2.39.) They return a number of an error. Where the C library lacks them it is ENOSYS, which callers
@@ -229,8 +230,10 @@ macro_rules! pidfd_spawn {
             match unsafe { spawn(p, fa, || real::$name(pidfd, p, fa, at, a, e)) } {
                 -1 => libc::ENOSYS,
                 0 => {
-                    // SAFETY: the call has just set it.
-                    crate::preserving_errno(|| unsafe { spawned_as(*pidfd) });
+                    // SAFETY: null (the caller does not want it), or set by the call.
+                    if let Some(pidfd) = unsafe { pidfd.as_ref() } {
+                        crate::preserving_errno(|| spawned_as(*pidfd));
+                    }
                     0
                 }
                 error => error,
@@ -260,7 +263,7 @@ pub unsafe extern "C" fn system(c: *const c_char) -> i32 {
     if c.is_null() {
         return thread::outside(native); // is there a shell?
     }
-    let r = process::spawning(native);
+    let r = process::spawning(true, || (), native);
     crate::preserving_errno(process::spawned_ended);
     r
 }

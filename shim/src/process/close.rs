@@ -46,7 +46,7 @@ pub(super) fn release(fd: i32, i: u32, sock: i32) -> Option<usize> {
         false => _ = fdtab::set(fd, Fd::Other),
     }
     let l = table::local(i);
-    if l.refs.fetch_sub(1, SeqCst) == 1 {
+    if table::let_go(l) {
         return last_close(sock, i);
     }
     if sock >= 0 {

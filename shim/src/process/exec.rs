@@ -19,6 +19,7 @@ pub fn before_exec() {
         // The FIN of a connection that the exec closes must not wait until the daemon has read its copy.
         daemon::settle_registrations(true);
     }
+    let lending = table::Lending::new();
     // By the kernel's own view: a vfork child has moved descriptors without changing our tables, and `dup2` clears
     // close-on-exec.
     let mut lanes = false;
@@ -58,11 +59,15 @@ pub fn before_exec() {
         }
     });
     promotion::all_left();
+    if !vfork_child {
+        core::mem::forget(lending); // until the exec fails
+    }
 }
 
 /// The exec failed: we are still here.
 pub fn exec_failed() {
     if table::table().is_some() && !env::off() && sys::getpid() == pids::pid() {
+        table::lent_all();
         table::each_fd(|fd, _, c| {
             if !c.holders.iter().any(|h| h.load(Relaxed) == pids::me()) {
                 table::add_holder(c, pids::me());
@@ -129,12 +134,20 @@ pub fn spawned(pid: u32) {
     }
 }
 
-/// Makes `native`, one of these calls. (No other thread's child can get a connection that is on TCP by then, and up
-/// again before that child exists: see [`spawned_ended`].)
-pub fn spawning<T>(native: impl FnOnce() -> T) -> T {
+/// Makes `native`, one of these calls, after `first`, which lends what only this call is known to pass on. Nothing that was
+/// lent is up again before the child exists: see `table::is_lending`. `waits`: the call returns when the child has ended;
+/// for the short time until there is a child, it suffices that what was lent rests. (No other thread's child can get a
+/// connection that is on TCP by then, and up again before that child exists: see [`spawned_ended`].)
+pub fn spawning<T>(waits: bool, first: impl FnOnce(), native: impl FnOnce() -> T) -> T {
     SPAWNS.fetch_add(1, SeqCst);
-    crate::preserving_errno(before_spawn);
+    let lending = table::Lending::new();
+    crate::preserving_errno(|| {
+        first();
+        before_spawn();
+    });
+    let lending = Some(lending).filter(|_| !waits);
     let r = thread::outside(native);
+    drop(lending);
     SPAWNS.fetch_sub(1, SeqCst);
     r
 }

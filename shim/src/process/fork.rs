@@ -5,36 +5,17 @@ use crate::state::{fdtab, groups, table, waiters};
 use crate::sys::{self, env, lock, pids, thread};
 use crate::{daemon, sets, tcp};
 use core::sync::atomic::Ordering::*;
-use lane::family::{flag, Conn};
-
-/// Calls `f` for each connection that this fork counts: this process had it when the fork began. What other threads get
-/// meanwhile, their children hold too, or not, and enter it themselves; nobody has counted it. (What they close meanwhile
-/// stays counted, if others hold it.)
-fn each_counted(mut f: impl FnMut(&Conn)) {
-    let Some(t) = table::table() else { return };
-    let begun = thread::fork_began();
-    for i in 0..t.header.used.load(Acquire) {
-        let l = table::local(i);
-        // Acquire: pairs with the Release in `table::take`, before which `born` says that nothing counts it.
-        if l.refs.load(Acquire) != 0 && l.born.load(Relaxed) < begun {
-            f(table::conn(i));
-        }
-    }
-}
-
-/// One fork is no longer under way.
-fn uncount(c: &Conn) {
-    let _ = c.forks.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
-}
+use lane::family::flag;
 
 /// Called before a fork: children count as holders before they exist, so that nothing is promoted meanwhile.
 pub fn before_fork() {
-    thread::begin_fork(pids::fork_begins());
+    let bit = pids::fork_begins();
+    thread::begin_fork(bit);
     fdtab::limit_settled();
     if table::table().is_some() {
         family::forks();
-        each_counted(|c| {
-            c.forks.fetch_add(1, SeqCst);
+        table::count_child(bit);
+        table::each_counted(bit, |_, c| {
             // If another thread is attaching a lane, wait until it has: it looks at the holders under these locks.
             if c.flags.load(Acquire) & flag::REGISTERED != 0 {
                 drop(lock::lock_within(&c.tx.lock, SETTLE_MS));
@@ -50,13 +31,15 @@ const SETTLE_MS: u32 = 50;
 
 /// After a fork, in the parent. The child has entered itself as a holder, or does so soon.
 pub fn after_fork_parent(failed: bool) {
-    pids::fork_ends();
+    let bit = thread::fork_bit();
     if !failed {
         sets::after_fork_parent();
+    } else {
+        table::uncount_child(bit);
     }
-    if failed {
-        each_counted(uncount);
-    }
+    table::forget_fork(bit);
+    thread::begin_fork(0);
+    pids::fork_ends(bit);
 }
 
 /// After a fork, in the child: it gets a control connection of its own (when needed) and its own list of sleepers.
@@ -71,10 +54,12 @@ pub fn after_fork_child() {
     thread::forget_tid();
     let me = sys::getpid();
     pids::set_pid(me);
-    let counted = pids::fork_ended();
+    let (counted, bit) = (pids::fork_ended(), thread::fork_bit());
+    thread::begin_fork(0);
     if table::table().is_none() {
         return;
     }
+    table::unlock_counts();
     fdtab::forget_changes();
     let mut last = u32::MAX;
     let known = table::same_pid_namespace();
@@ -91,10 +76,9 @@ pub fn after_fork_child() {
         last = i;
     });
     if counted && known {
-        each_counted(uncount);
+        table::uncount_child(bit);
     }
-    // (All of it was there before any fork of this process.)
-    table::each_fd(|_, i, _| table::local(i).born.store(0, Relaxed));
+    table::after_fork();
     tcp::call::after_fork();
     daemon::after_fork();
     groups::after_fork();

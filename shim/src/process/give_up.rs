@@ -17,7 +17,7 @@ pub fn disown(fd: i32) {
             promotion::leave(i, fd, Reason::Bypassed);
             fdtab::set(fd, Fd::Other);
             let l = table::local(i);
-            if l.refs.fetch_sub(1, AcqRel) == 1 {
+            if table::let_go(l) {
                 let inherited = family::closing(l);
                 // As in `end`; we shall not notice its close.
                 daemon::take_back(i, table::conn(i).gen.load(Relaxed));

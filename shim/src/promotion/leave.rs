@@ -8,16 +8,17 @@ use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::sys::{self, lock};
 use crate::tcp::port::{self, Sock};
-use crate::tcp::{ends, probes, reset};
+use crate::tcp::{self, ends, probes, reset};
 use core::sync::atomic::Ordering::*;
 use lane::abi::marks;
 use lane::family::{state, Cause, Conn};
 use lane::half::rx::Revoked;
 use lane::half::{tx, Memory, Progress};
+use lane::num;
 use lane::proto::reason::Reason;
 
-/// Milliseconds that the peers of one call's connections get, all together, to put bytes back on TCP, or to take them
-/// from there, before descriptors leave. After that, the connections that are not on TCP yet are reset.
+/// Milliseconds that a connection's peer gets to put bytes back on TCP, or to take them from there, before descriptors leave:
+/// those of one call all together. After that, the connections that are not on TCP yet are reset.
 pub const LEAVE_MS: u64 = 2000;
 
 /// Gives both directions of a connection back to the kernel for good, before an operation that a lane cannot
@@ -32,14 +33,18 @@ pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
     if why == Reason::Left {
         enter_inode(c, fd);
     }
-    come_down(i, fd, why)
+    come_down(Leaver::new(i, fd), why)
 }
 
 /// The same, but not for good: before this process closes a connection that other processes of the family go on
 /// using. (Neither direction goes up again before that close, because the connection has several holders until
 /// then.)
 pub fn yield_lane(i: u32, fd: i32) -> bool {
-    table::is_other(fd) || come_down(i, fd, Reason::Shared)
+    let closes = Leaver {
+        closes: true,
+        ..Leaver::new(i, fd)
+    };
+    table::is_other(fd) || come_down(closes, Reason::Shared)
 }
 
 /// Another program is about to get the connection as well (exec, spawn): begins to give both directions back to the
@@ -50,45 +55,128 @@ pub fn lend(i: u32, fd: i32) {
     if table::is_other(fd) || c.state.load(Relaxed) == state::LISTEN {
         return;
     }
+    let who = Leaver::new(i, fd);
     table::lend(c);
+    // (If a thread that waits for it has been killed, nobody has cleared the word.)
+    let (now, before) = (sys::now_ms(), l.lent_ms.load(Relaxed));
+    if l.leaving.load(Relaxed) == 0 || now > before + 2 * LEAVE_MS {
+        l.lent_ms.store(now, Relaxed);
+    }
     enter_inode(c, fd);
-    begin(i, fd);
-    if step(i, fd, Reason::Left, 0).is_none() {
-        l.leaving.store(fd + 1, Relaxed);
+    begin(who);
+    if step(who, Reason::Left, 0).is_none() {
+        l.leaving.store(who.word(), Relaxed);
     }
 }
 
-/// Waits until the connections that were lent are on TCP: at most [`LEAVE_MS`] for all of them together (but the time that
-/// thousands of them take here is not the peers').
+/// Waits until the connections that were lent are on TCP: each for at most [`LEAVE_MS`] since it was lent, whichever thread
+/// lent it. From now on they rest, as if they had all been lent just now.
 pub fn all_left() {
-    let begin = sys::now_ms();
     let mut asked = Asked::new();
     loop {
-        let (waited, due) = (sys::now_ms() - begin, asked.is_due());
-        let late = waited > LEAVE_MS && asked.has_waited_enough();
+        let due = asked.is_due();
         let mut waits = None;
         table::each_fd(|_, i, c| {
             let l = table::local(i);
-            let fd = l.leaving.load(Relaxed) - 1;
-            if fd < 0 {
+            let word = l.leaving.load(Relaxed);
+            let Some(who) = Leaver::of(i, word) else {
                 return;
+            };
+            if table::is_vfork_child() && !table::is_same(who.fd, c) {
+                return; // a thread of its parent lends it, and waits for it
             }
-            let left = step(i, fd, Reason::Left, waited).is_some();
+            let waited = sys::now_ms().saturating_sub(l.lent_ms.load(Relaxed));
+            let left = step(who, Reason::Left, waited).is_some();
+            let late = waited > LEAVE_MS && asked.has_waited_enough();
             match left || late {
-                true => l.leaving.store(0, Relaxed),
-                false => waits = Some((i, fd)),
+                true => _ = l.leaving.compare_exchange(word, 0, Relaxed, Relaxed),
+                false => waits = Some(who),
             }
             if !left && due {
                 asked.ask(i);
             }
             if !left && late {
-                reset(c, fd, Reason::Stalled);
+                who.reset(Reason::Stalled);
             }
         });
-        let Some((i, fd)) = waits else {
-            return;
+        let Some(who) = waits else {
+            break;
         };
-        await_peer(i, fd, asked.wait_ms());
+        await_peer(who.i, who.fd, asked.wait_ms());
+    }
+    let now = sys::now_ms();
+    table::each_fd(|_, i, c| {
+        if now < table::local(i).lent_ms.load(Relaxed) + 2 * LEAVE_MS {
+            table::rests(c);
+        }
+    });
+}
+
+/// A connection that a call takes off its lane.
+#[derive(Clone, Copy)]
+struct Leaver {
+    i: u32,
+    gen: u32,
+    /// A descriptor of it, when the call began.
+    fd: i32,
+    /// The call closes it, and has the descriptor for itself.
+    closes: bool,
+}
+
+impl Leaver {
+    fn new(i: u32, fd: i32) -> Leaver {
+        let gen = table::conn(i).gen.load(Relaxed);
+        let closes = false;
+        Leaver { i, gen, fd, closes }
+    }
+
+    /// For [`Local::leaving`].
+    fn word(self) -> u64 {
+        u64::from(self.gen) << 32 | u64::from(num::bits(self.fd + 1))
+    }
+
+    fn of(i: u32, word: u64) -> Option<Leaver> {
+        (word != 0).then(|| Leaver {
+            i,
+            gen: (word >> 32) as u32,
+            fd: num::signed(num::low32(word)) - 1,
+            closes: false,
+        })
+    }
+
+    fn parts(self) -> (&'static Conn, &'static Local) {
+        (table::conn(self.i), table::local(self.i))
+    }
+
+    /// Under one of the connection's locks: its descriptor. A number that was remembered without them may have been closed
+    /// since, and may be another socket's. `None`: the connection is closed. (A vfork child has descriptors of its own.)
+    fn sock(self) -> Option<i32> {
+        let (c, l) = self.parts();
+        if self.closes {
+            return Some(self.fd);
+        }
+        if c.gen.load(Relaxed) != self.gen {
+            return None;
+        }
+        let same = |fd: &i32| table::is_same(*fd, c);
+        if table::is_vfork_child() {
+            return Some(self.fd).filter(same);
+        }
+        if tcp::call::is_closing(l) {
+            return None;
+        }
+        // (The number that stands for the connection may have been closed unseen.)
+        let known = [l.fd.load(Relaxed), self.fd];
+        known.into_iter().find(same)
+    }
+
+    /// Ends it with a reset, if it is still open.
+    fn reset(self, r: Reason) {
+        let (c, _) = self.parts();
+        let _g = lock::lock(&c.tx.lock);
+        if let Some(fd) = self.sock() {
+            reset(c, fd, r);
+        }
     }
 }
 
@@ -100,30 +188,35 @@ fn enter_inode(c: &Conn, fd: i32) {
     }
 }
 
-fn come_down(i: u32, fd: i32, why: Reason) -> bool {
+fn come_down(who: Leaver, why: Reason) -> bool {
     let began = sys::now_ms();
-    begin(i, fd);
+    begin(who);
     let mut asked = Asked::new();
     loop {
         let waited = sys::now_ms() - began;
-        if let Some(whole) = step(i, fd, why, waited) {
+        if let Some(whole) = step(who, why, waited) {
             return whole;
         }
         if asked.is_due() {
-            asked.ask(i);
+            asked.ask(who.i);
         }
         if waited > LEAVE_MS {
-            reset(table::conn(i), fd, Reason::Stalled);
+            who.reset(Reason::Stalled);
             return false;
         }
-        await_peer(i, fd, asked.wait_ms());
+        await_peer(who.i, who.fd, asked.wait_ms());
     }
 }
 
-fn begin(i: u32, fd: i32) {
-    let (c, l) = (table::conn(i), table::local(i));
+fn begin(who: Leaver) {
+    let (c, l) = who.parts();
     if let Some((group, m)) = attached::of(c, l) {
-        go_down(c, l, &m, &Sock::leaving(fd, group));
+        let Some(_g) = lock::lock(&c.tx.lock) else {
+            return;
+        };
+        if let Some(fd) = who.sock().filter(|_| attached::is_still(c, group, &m)) {
+            go_down(c, l, &m, &Sock::leaving(fd, group));
+        }
     }
 }
 
@@ -135,51 +228,61 @@ const COMING_MS: u64 = 100;
 
 /// One attempt of a call that has waited for so many milliseconds. `None`: something has yet to happen at the peer, or to TCP's buffer.
 /// Otherwise the result of [`leave`].
-fn step(i: u32, fd: i32, why: Reason, waited: u64) -> Option<bool> {
-    let (c, l) = (table::conn(i), table::local(i));
+fn step(who: Leaver, why: Reason, waited: u64) -> Option<bool> {
+    let (c, l) = who.parts();
     let Some((group, m)) = attached::of(c, l) else {
         return Some(true);
     };
-    let port = Sock::leaving(fd, group);
-    let tx_done = {
+    let (tx_done, over) = {
         let Some(_g) = lock::lock(&c.tx.lock) else {
             return Some(false);
         };
+        if !attached::is_still(c, group, &m) {
+            return None; // looked up anew
+        }
+        let Some(fd) = who.sock() else {
+            return Some(true); // another thread has closed it
+        };
+        let port = Sock::leaving(fd, group);
         let done = !matches!(c.tx.come_down(&m, &port), Ok(Progress::Blocked));
         if !group.is_remote() {
             super::shut_late(c, fd);
         }
-        done
+        // (Asked first: what an end that is gone has said is final, and is seen below.)
+        (done, is_over(c, l, group, fd))
     };
-    // (Asked first: what an end that is gone has said is final, and is seen below.)
-    let over = is_over(c, l, group, fd);
-    let (rx_done, stuck) = {
+    let (rx_done, stuck, coming) = {
         let Some(_g) = lock::lock(&c.rx.lock) else {
             return Some(false);
         };
-        match c.rx.revoke(&m, &port) {
+        if !attached::is_still(c, group, &m) {
+            return None;
+        }
+        let Some(fd) = who.sock() else {
+            return Some(true);
+        };
+        let port = Sock::leaving(fd, group);
+        let (done, stuck) = match c.rx.revoke(&m, &port) {
             Ok(Revoked::Clear) => (true, None),
             Ok(Revoked::Pending) => (false, None),
             Ok(Revoked::Impossible) => (true, Some(Reason::Stalled)),
             Err(r) => (true, Some(r)),
-        }
-    };
-    if why == Reason::Option && (stuck.is_some() || !rx_done) && over {
-        // The bytes that the peer has left are only on the ring: they are read there, and then the end is
-        // reported. (Unless they are, or come, on TCP.)
-        let _g = lock::lock(&c.rx.lock);
-        if c.rx.go_on(&m) {
+        };
+        // The bytes that the peer has left are only on the ring: they are read there, and then the end is reported.
+        // (Unless they are, or come, on TCP.)
+        if why == Reason::Option && (stuck.is_some() || !done) && over && c.rx.go_on(&m) {
             return Some(false);
         }
-    }
-    let coming = c.rx.is_coming(&m) || c.rx.is_on_its_way(&m, &port);
+        let coming = c.rx.is_coming(&m) || c.rx.is_on_its_way(&m, &port);
+        (done, stuck, coming)
+    };
     let nobody = !rx_done && over && !coming && waited >= GONE_MS;
     if let Some(r) = stuck.or(nobody.then_some(Reason::Stalled)) {
-        reset(c, fd, r);
+        who.reset(r);
         return Some(false);
     }
     if tx_done && rx_done && !(coming && waited < COMING_MS) {
-        return Some(gone(i));
+        return Some(gone(who.i));
     }
     None
 }
@@ -220,35 +323,32 @@ pub(super) fn await_peer(i: u32, fd: i32, ms: u32) {
     });
 }
 
-/// Takes the sending half down, as far as TCP accepts the bytes now.
+/// Takes the sending half down, whose lock is held, as far as TCP accepts the bytes now.
 fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
-    if let Some(_g) = lock::lock(&c.tx.lock).filter(|_| attached::is_still(c, port.group, m)) {
-        probes::restore(c, l);
-        // If the peer process died with bytes of ours unread, TCP shows a FIN where kernel TCP would have sent a
-        // reset.
-        let unread = c.tx.is_up() && c.tx.unread(m).is_ok_and(|n| n > 0);
-        let ended = sys::poll1(port.fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
-        let died = c.rx.shut.load(Relaxed) == 0
-            && ended == libc::POLLRDHUP
-            && ends::has_died(c, m, port.fd, ends::is_dead(l));
-        let told = died || ended & libc::POLLHUP != 0; // (by a reset of its own)
-        let was = c.tx.is_up();
-        // `come_down` first looks whether the peer has closed: its kernel would answer a frame with a reset, but the next
-        // owner of the socket must find a clean end of file.
-        let _ = c.tx.come_down(m, port);
-        // The peer's FIN may have arrived meanwhile, or be about to arrive: that counts as a reset, too.
-        if unread && !told && c.rx.shut.load(Relaxed) == 0 && died_meanwhile(c, m, port) {
-            if sys::tcp_state(port.fd) == Some(sys::CLOSE) {
-                // (A reset for bytes that its kernel should not have seen.)
-                let _ = sys::getsockopt_u32(port.fd, libc::SOL_SOCKET, libc::SO_ERROR);
-                ends::tell_death(c, m, port.fd);
-            } else {
-                ends::reset_by_death(c, m, port.fd);
-            }
+    probes::restore(c, l);
+    // If the peer process died with bytes of ours unread, TCP shows a FIN where kernel TCP would have sent a reset.
+    let unread = c.tx.is_up() && c.tx.unread(m).is_ok_and(|n| n > 0);
+    let ended = sys::poll1(port.fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP);
+    let died = c.rx.shut.load(Relaxed) == 0
+        && ended == libc::POLLRDHUP
+        && ends::has_died(c, m, port.fd, ends::is_dead(l));
+    let told = died || ended & libc::POLLHUP != 0; // (by a reset of its own)
+    let was = c.tx.is_up();
+    // `come_down` first looks whether the peer has closed: its kernel would answer a frame with a reset, but the next owner
+    // of the socket must find a clean end of file.
+    let _ = c.tx.come_down(m, port);
+    // The peer's FIN may have arrived meanwhile, or be about to arrive: that counts as a reset, too.
+    if unread && !told && c.rx.shut.load(Relaxed) == 0 && died_meanwhile(c, m, port) {
+        if sys::tcp_state(port.fd) == Some(sys::CLOSE) {
+            // (A reset for bytes that its kernel should not have seen.)
+            let _ = sys::getsockopt_u32(port.fd, libc::SOL_SOCKET, libc::SO_ERROR);
+            ends::tell_death(c, m, port.fd);
+        } else {
+            ends::reset_by_death(c, m, port.fd);
         }
-        if was {
-            probes::went_down(c, Cause::Left);
-        }
+    }
+    if was {
+        probes::went_down(c, Cause::Left);
     }
 }
 

@@ -1,10 +1,14 @@
 //! The family table of this process, and what the process itself adds to each entry.
 
+mod forks;
 mod holders;
 mod kin;
+mod lending;
 
+pub use forks::*;
 pub use holders::*;
 pub use kin::KIN;
+pub use lending::*;
 
 use crate::state::{fdtab, groups::LinkGroup};
 use crate::sys::{self, pids};
@@ -20,8 +24,6 @@ pub struct Local {
     pub group: AtomicPtr<LinkGroup>,
     /// Descriptors of this process that refer to the connection.
     pub refs: AtomicU32,
-    /// Number of forks that had begun when this process got it.
-    pub born: AtomicU64,
     /// First registration in an epoll set (index + 1).
     pub regs: AtomicU32,
     pub regs_lock: AtomicU32,
@@ -78,8 +80,10 @@ pub struct Local {
     pub from: AtomicU32,
     pub began: [Private<TcpPos>; 2],
     pub standard: AtomicU32,
-    /// The descriptor by which it leaves its lane, plus 1, while that takes time: see `promotion::leave`.
-    pub leaving: AtomicI32,
+    /// Generation, and descriptor plus 1, by which it leaves its lane while that takes time; and since when, or when it was
+    /// last lent (CLOCK_MONOTONIC, ms): see `promotion::leave`.
+    pub leaving: AtomicU64,
+    pub lent_ms: AtomicU64,
     /// Not 0: since the connection got its lane, its byte counts were once found to be still true.
     pub verified: AtomicU32,
     /// The fork by which it came; 0: it was made in this process. See `family`.
@@ -376,13 +380,11 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         // In another pid namespace, our number means something else to the rest of the family: none may judge by it.
         c.forks.store(FOREIGN.load(Relaxed), Relaxed);
         l.group.store(core::ptr::null_mut(), Relaxed);
-        l.born.store(u64::MAX, Relaxed);
-        l.refs.store(1, Release);
-        l.born.store(pids::forks_begun(), Relaxed);
+        forget_counts(num::small(i));
+        l.refs.store(1, Release); // a fork may count it from now on
         l.fd.store(fd, Relaxed);
         l.calls.fetch_and(CALLS, SeqCst); // (calls that have not noticed yet that their connection is gone stay counted)
         l.spin.store(4, Relaxed);
-        l.hope_ms.store(0, Relaxed);
         l.downs.store(c.tx.downs.load(Relaxed), Relaxed);
         l.behind.store(TcpPos::default(), Relaxed);
         l.rest.store(0, Relaxed);
@@ -390,15 +392,14 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         words.iter().for_each(|w| w.store(0, Relaxed));
         let words = [&l.refused, &l.sends_ended, &l.came, &l.end_told, &l.from];
         words.iter().for_each(|w| w.store(0, Relaxed));
-        let words = [&l.peer_dead, &l.unanswered, &l.standard];
+        let words = [&l.peer_dead, &l.unanswered, &l.standard, &c.probes];
         words.iter().for_each(|w| w.store(0, Relaxed));
+        l.zerocopy_ours.store(0, Relaxed);
         let words = [&l.lingered, &l.checked, &l.end_due_ms, &l.probe_due_ms];
         words.iter().for_each(|w| w.store(0, Relaxed));
-        l.zerocopy.store(0, Relaxed);
-        l.zerocopy_ours.store(0, Relaxed);
+        let words = [&l.leaving, &l.lent_ms, &l.hope_ms, &l.zerocopy];
+        words.iter().for_each(|w| w.store(0, Relaxed));
         l.proved.iter().for_each(|p| p.store(0, Relaxed));
-        c.probes.store(0, Relaxed);
-        l.leaving.store(0, Relaxed);
         c.state.store(state::EMBRYO, Release); // opens the entry: pairs with `Conn::view`
         return Some(num::small(i));
     }

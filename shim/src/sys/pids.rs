@@ -109,24 +109,32 @@ pub fn forking() -> bool {
     FORKING.load(SeqCst) != 0
 }
 
-/// Number of forks that hooks of this process have begun.
+/// Bits of the forks under way: see `table::forks`.
 static FORKS: AtomicU64 = AtomicU64::new(0);
+/// Number of tries after which a fork goes on without a bit, 64 others being under way: what it counts stays counted.
+const TRIES: u32 = 1000;
 
-pub fn forks_begun() -> u64 {
-    FORKS.load(SeqCst)
-}
-
-/// A hook begins to make a child, until [`fork_ends`]. Returns the fork's number.
+/// A hook begins to make a child, until [`fork_ends`]. Returns the fork's bit.
 pub fn fork_begins() -> u64 {
     FORKING.fetch_add(1, SeqCst);
-    FORKS.fetch_add(1, SeqCst) + 1
+    for _ in 0..TRIES {
+        let free = |v: u64| (v != u64::MAX).then(|| v | (v + 1));
+        match FORKS.fetch_update(SeqCst, SeqCst, free) {
+            Ok(v) => return !v & (v + 1),
+            Err(_) => std::thread::yield_now(),
+        }
+    }
+    0
 }
 
-pub fn fork_ends() {
+/// `bit`: nothing has it any more.
+pub fn fork_ends(bit: u64) {
+    FORKS.fetch_and(!bit, SeqCst);
     FORKING.fetch_sub(1, SeqCst);
 }
 
 /// In the child: did a hook make it? (False if the application made the system call itself.)
 pub fn fork_ended() -> bool {
+    FORKS.store(0, SeqCst);
     FORKING.swap(0, SeqCst) != 0
 }

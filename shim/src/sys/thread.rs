@@ -36,7 +36,7 @@ struct Thread {
     leave: Cell<Option<Leave>>,
     /// The thread's id; 0: not known yet. (Here, so that a hook looks up only this one thread-local record.)
     tid: Cell<u32>,
-    /// The number of the fork that it makes: see [`fork_began`].
+    /// The bit of the fork that it makes: see [`fork_bit`].
     fork: Cell<u64>,
 }
 
@@ -83,13 +83,13 @@ pub fn tid() -> u32 {
     }
 }
 
-/// This thread begins a fork of this number.
-pub fn begin_fork(number: u64) {
-    thread().fork.set(number);
+/// This thread begins a fork that has this bit; 0: it has ended.
+pub fn begin_fork(bit: u64) {
+    thread().fork.set(bit);
 }
 
-/// The number of the fork that this thread makes; in the child, of the one that made it.
-pub fn fork_began() -> u64 {
+/// The bit of the fork that this thread makes; in the child, of the one that made it.
+pub fn fork_bit() -> u64 {
     thread().fork.get()
 }
 

@@ -238,6 +238,11 @@ pub fn close(i: u32, l: &Local) -> bool {
     held > own(i)
 }
 
+/// Has that been done? Under one of its locks, the answer stays false.
+pub fn is_closing(l: &Local) -> bool {
+    l.calls.load(SeqCst) & CLOSING != 0
+}
+
 /// Leaves the close to the last call that holds the connection. False: no call holds it any more.
 pub fn defer(l: &Local) -> bool {
     let some = |v: u32| (v & CALLS != 0).then_some(v | DEFERRED);
