@@ -3,7 +3,6 @@
  *
  *     shutting reads ROUNDS     another thread reads meanwhile
  *     shutting reused ROUNDS    another thread closes the number meanwhile, and accepts a connection by it
- *     shutting behind ROUNDS    what is unread lies on TCP, and on the ring behind that
  *     shutting full ROUNDS      more is unread than TCP has room for; the quickest takes less than 150 ms
  *     shutting many COUNT       so many connections, of which one after the other is shut down, take less than a second: prints
  *                               "ready", and goes on with SIGUSR1
@@ -65,21 +64,6 @@ static void peer(int fd, long bytes) {
     _exit(0);
 }
 
-/* Sends while the connection gets its lane, and to its ring, and is never read. */
-static void early_peer(int fd) {
-    put(fd, 3000);
-    for (int k = 0, there = 0; there < 3; k++) {
-        unsigned long before = info(fd).tcpi_bytes_acked;
-        put(fd, 10);
-        sleep_us(2000);
-        there = bare() || info(fd).tcpi_bytes_acked == before ? there + 1 : 0;
-        NEED(k < 5000);
-    }
-    put(fd, 20000);
-    raise(SIGSTOP);
-    _exit(0);
-}
-
 static pid_t dial_peer(int *fd, long bytes) {
     socklen_t n = sizeof address;
     pid_t p;
@@ -90,7 +74,6 @@ static pid_t dial_peer(int *fd, long bytes) {
         while (all) close(accepted[--all]);
         int s = socket(AF_INET, SOCK_STREAM, 0);
         NEED(!connect(s, (void *)&address, n));
-        if (bytes < 0) early_peer(s);
         peer(s, bytes);
     }
     *fd = accept(listener, 0, 0);
@@ -203,20 +186,6 @@ static void reused(int k) {
     gone(p, s.fd), close(other);
 }
 
-static void behind(void) {
-    int fd, status;
-    pid_t p = dial_peer(&fd, -1);
-    for (int k = 0; waitpid(p, &status, WUNTRACED | WNOHANG) != p; k++, sleep_us(1000)) {
-        NEED(k < 10000);
-        if (k < 1000) NEED(send(fd, "w", 1, MSG_NOSIGNAL) == 1);
-    }
-    NEED(WIFSTOPPED(status));
-    until_unread(fd, *sent); /* (bare, some of it waits for acknowledgements) */
-    NEED(!shutdown(fd, SHUT_RDWR));
-    read_all(fd, *sent, 0);
-    gone(p, fd);
-}
-
 static long full(void) {
     int fd;
     pid_t p = dial_peer(&fd, 0);
@@ -263,7 +232,6 @@ int main(int argc, char **argv) {
         for (int k = 0; k < rounds; k++, all = 0) {
             if (!strcmp(argv[1], "reads")) reads(k);
             else if (!strcmp(argv[1], "reused")) reused(k);
-            else if (!strcmp(argv[1], "behind")) behind();
             else {
                 long took = full();
                 least = took < least ? took : least;

@@ -33,12 +33,6 @@ fn a_shutdown_keeps_to_its_connection() -> Result<()> {
     both_ways("shutting", &["reused", "20"], 20, 20_000)
 }
 
-/// Of bytes on TCP, and on the ring behind them.
-#[test]
-fn a_shutdown_with_bytes_in_both_places() -> Result<()> {
-    both_ways("shutting", &["behind", "5"], 5, 50_000)
-}
-
 /// Of more than TCP has room for.
 #[test]
 fn a_shutdown_of_a_full_ring_is_quick() -> Result<()> {
