@@ -269,8 +269,17 @@ async fn look(shared: &Shared) -> Vec<Entry> {
     let waiting = shared.borrow().waiting_here();
     let alone = shared.borrow().peers.is_none();
     let pods = shared.borrow().pods.clone();
+    let work = move || census::rows::rows(families, census, &waiting, alone);
+    let unnamed = tokio::task::spawn_blocking(work).await;
+    let mut unnamed = unnamed.unwrap_or_default();
+    if let Some(peers) = &shared.borrow().peers {
+        // (An address of another node may be used here, too.)
+        unnamed
+            .lost
+            .retain(|l| !peers.is_another_nodes(l.peer.ip()));
+    }
     let work = move || {
-        let mut all = census::rows::rows(families, census, &waiting, alone);
+        let mut all = unnamed.named();
         crate::core::across::explain(&mut all, &across);
         for e in &mut all {
             e.row.at = pods.of_process(e.row.pid, began);

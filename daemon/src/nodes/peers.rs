@@ -277,6 +277,11 @@ impl Peers {
         Some(a)
     }
 
+    /// Is it an address of a node that this one knows?
+    pub fn is_another_nodes(&self, ip: IpAddr) -> bool {
+        matches!(self.directory.owner(ip), Owner::Peer(_))
+    }
+
     /// For `underpass peers`.
     pub fn states(&self) -> (NodeState, Vec<PeerState>, Vec<RefusedState>) {
         let state = |p: &Peer| {

@@ -7,34 +7,67 @@ use lane::proto::reason::Reason;
 use std::collections::{HashMap, HashSet};
 use underpass_admin::proc;
 
-/// Enters the other end of each connection, and why it is on TCP, from what is visible now. Where nothing is
-/// visible, the reason that its shim was told earlier stays. `ours`: processes that have rows; `strangers`: other
-/// processes, and whether they have the library mapped; `alone`: there are no other nodes, whose daemons would
-/// report their ends themselves.
-pub(crate) fn name(
-    all: &mut [Entry],
-    kernel: &mut Kernel,
-    ours: &HashSet<u32>,
-    strangers: &HashMap<u32, bool>,
-    alone: bool,
-) {
-    let lost: Vec<Lost> = all
-        .iter()
-        .filter(|e| e.other.is_none() && !e.row.remote)
-        .filter_map(|e| {
+/// Rows whose other ends are still to be named.
+#[derive(Default)]
+pub(crate) struct Unnamed {
+    pub all: Vec<Entry>,
+    pub kernel: Kernel,
+    /// Processes that have rows.
+    pub ours: HashSet<u32>,
+    /// Other processes, and whether they have the library mapped.
+    pub strangers: HashMap<u32, bool>,
+    /// There are no other nodes, whose daemons would report their ends themselves.
+    pub alone: bool,
+    /// Ends to look for in namespaces that have no rows: those of other nodes are to be taken out.
+    pub lost: Vec<Lost>,
+}
+
+impl Unnamed {
+    /// Finds out which ends to look for.
+    pub(crate) fn looked(mut self) -> Self {
+        let ends = self.all.iter();
+        let open = ends.filter(|e| e.other.is_none() && !e.row.remote);
+        let lost = open.filter_map(|e| {
             let (local, peer) = e.addresses()?;
-            let known = kernel.other_end(e.row.netns, local, peer).is_some();
+            let known = self.kernel.other_end(e.row.netns, local, peer).is_some();
             (!known).then(|| Lost {
                 netns: e.row.netns,
                 local,
                 peer,
                 is_client: e.row.role == "client",
             })
-        })
-        .collect();
-    if !lost.is_empty() {
-        kernel.look_elsewhere(&lost);
+        });
+        self.lost = lost.collect();
+        self
     }
+
+    /// Looks for them, and names all ends.
+    pub(crate) fn named(mut self) -> Vec<Entry> {
+        if !self.lost.is_empty() {
+            self.kernel.look_elsewhere(&self.lost);
+        }
+        let Unnamed {
+            mut all,
+            kernel,
+            ours,
+            strangers,
+            alone,
+            ..
+        } = self;
+        name(&mut all, &kernel, &ours, &strangers, alone);
+        all
+    }
+}
+
+/// Enters the other end of each connection, and why it is on TCP, from what is visible now. Where nothing is
+/// visible, the reason that its shim was told earlier stays.
+fn name(
+    all: &mut [Entry],
+    kernel: &Kernel,
+    ours: &HashSet<u32>,
+    strangers: &HashMap<u32, bool>,
+    alone: bool,
+) {
     let mut open: Vec<(usize, u64)> = Vec::new();
     for i in 0..all.len() {
         if let Some(o) = all[i].other {

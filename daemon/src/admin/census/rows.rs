@@ -1,8 +1,9 @@
 //! The rows of `ss`: every TCP socket that a process under the shim holds, joined with what the family tables say
 //! of it. Existence, addresses and state of a socket are the kernel's; the table only adds to them.
 
+use super::ends::Unnamed;
 use super::kernel::Kernel;
-use super::{ends, Carrier, Census};
+use super::{Carrier, Census};
 use crate::clients::family::Family;
 use crate::clients::ids::ClientId;
 use crate::clients::view::{self, Entry, Holder, Snapshot};
@@ -81,14 +82,14 @@ pub(crate) fn rows(
     census: Census,
     waiting: &HashSet<(ClientId, u32, u32)>,
     alone: bool,
-) -> Vec<Entry> {
+) -> Unnamed {
     let Census {
         carriers,
         strangers,
     } = census;
     let kins = kins(families, carriers);
     let members = || kins.iter().flat_map(|k| &k.members);
-    let mut kernel = Kernel::read(
+    let kernel = Kernel::read(
         members()
             .map(|m| (m.holder.netns, m.holder.pid))
             .collect::<HashMap<_, _>>(),
@@ -135,8 +136,15 @@ pub(crate) fn rows(
     }
     view::link_ends(&mut all);
     let ours = members().map(|m| m.holder.pid).collect();
-    ends::name(&mut all, &mut kernel, &ours, &strangers, alone);
-    all
+    let unnamed = Unnamed {
+        all,
+        kernel,
+        ours,
+        strangers,
+        alone,
+        ..Unnamed::default()
+    };
+    unnamed.looked()
 }
 
 /// Every process with its family.
