@@ -38,7 +38,7 @@ impl Began {
 }
 
 impl<V: Provider> Core<V> {
-    /// A process with this table; what [`begin`] has found in it; and all that `/proc/PID/cgroup` says of the process.
+    /// A process with this table; what was found in it; and all that `/proc/PID/cgroup` says of the process.
     pub(super) fn join_family(
         &mut self,
         (ident, table): (Ident, Foreign),

@@ -68,7 +68,7 @@ fn name(
     strangers: &HashMap<u32, bool>,
     alone: bool,
 ) {
-    let mut open: Vec<(usize, u64)> = Vec::new();
+    let mut open: Vec<(usize, u64, bool)> = Vec::new();
     for i in 0..all.len() {
         if let Some(o) = all[i].other {
             let o = &all[o].row;
@@ -85,7 +85,8 @@ fn name(
         match kernel.other_end(e.row.netns, local, peer) {
             Some((netns, s)) if s.inode != 0 => {
                 e.peer_netns = *netns;
-                open.push((i, s.inode));
+                // (Of another node's programs that node's daemon tells.)
+                open.push((i, s.inode, alone || kernel.has_rows(*netns)));
             }
             Some((_, s)) if s.state == tcp::state::ESTABLISHED => {
                 e.row.peer_reason = Reason::NotAccepted.code();
@@ -112,15 +113,16 @@ fn name(
     }
 }
 
-/// Handles rows whose other end is a socket of this node without a row of its own.
+/// Handles rows whose other end is a socket of this node without a row of its own. (Index of the row, the socket's inode, and
+/// whether it tells something if its program has the library, and another daemon.)
 fn name_strangers(
     all: &mut [Entry],
-    open: &[(usize, u64)],
+    open: &[(usize, u64, bool)],
     ours: &HashSet<u32>,
     strangers: &HashMap<u32, bool>,
 ) {
     let holders = view::holders_of(&open.iter().map(|o| o.1).collect());
-    for (i, inode) in open {
+    for (i, inode, tells) in open {
         let Some(pids) = holders.get(inode) else {
             continue; // a process that we may not look at
         };
@@ -136,7 +138,9 @@ fn name_strangers(
         let reason = match pids.iter().all(bare) {
             true => Reason::PeerNoShim,
             // The library is loaded, but uses another daemon.
-            false if pids.iter().any(|p| strangers.get(p) == Some(&true)) => Reason::Unreachable,
+            false if *tells && pids.iter().any(|p| strangers.get(p) == Some(&true)) => {
+                Reason::Unreachable
+            }
             false => continue,
         };
         row.peer_reason = reason.code();

@@ -84,6 +84,11 @@ impl Kernel {
         found.next().filter(|_| found.next().is_none()).cloned()
     }
 
+    /// Are there processes with rows in this namespace?
+    pub(crate) fn has_rows(&self, netns: u64) -> bool {
+        self.read.contains(&netns)
+    }
+
     pub(crate) fn socket(&self, inode: u64) -> Option<&tcp::Socket> {
         self.by_inode.get(&inode)
     }
