@@ -312,8 +312,8 @@ fn unit(tree: &Tree) -> Step {
     // Debug assertions and overflow checks are on here. The programs' own crates have no unit tests
     // of their own to run under the shim: those are integration tests.
     let c = tree
-        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-kubelet -p underpass-webhook -p underpass-admin -p underpassd -p underpass -p underpass-probe -p underpass-fuzz -p xtask --lib --bins --tests");
-    Step::new("unit", Kind::Tests, 250, c)
+        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-kubelet -p underpass-webhook -p underpass-admin -p underpassd -p underpass -p underpass-probe -p underpass-fuzz -p xtask --tests");
+    Step::new("unit", Kind::Tests, 280, c)
 }
 
 /// The data engine over simulated verbs, thousands of seeds.
@@ -456,7 +456,7 @@ fn as_root(step: Step) -> Step {
 fn cluster(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test cluster --");
     c.args(names);
-    as_root(Step::new("cluster", Kind::Tests, 460, c))
+    as_root(Step::new("cluster", Kind::Tests, 560, c))
 }
 
 /// Two nodes of a cluster in virtual machines, which have RDMA.
@@ -500,7 +500,7 @@ fn previous(tree: &Tree) -> Vec<Step> {
         },
         Step {
             name: "two nodes",
-            budget: 200,
+            budget: 300,
             ..lab(tree, &word())
         },
     ]
