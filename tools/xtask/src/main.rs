@@ -427,7 +427,7 @@ fn all_programs(tree: &Tree, names: &[String]) -> Vec<Step> {
 fn containers(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test containers --");
     c.args(names);
-    as_root(Step::new("containers", Kind::Tests, 80, c))
+    as_root(Step::new("containers", Kind::Tests, 110, c))
 }
 
 /// A step that this program does, as for `make NAME`.
