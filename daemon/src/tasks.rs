@@ -10,3 +10,16 @@ pub(crate) mod readings;
 pub(crate) mod seal;
 pub mod server;
 pub(crate) mod takeover;
+
+use crate::clients::limits::Cgroup;
+use std::sync::Arc;
+
+/// A helper's work, as soon as this cgroup, which pays, may have one more. `None`: it has panicked.
+async fn helped<T: Send + 'static>(
+    payer: &Arc<Cgroup>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    payer.unsaturated().await;
+    let _job = payer.job();
+    tokio::task::spawn_blocking(work).await.ok()
+}

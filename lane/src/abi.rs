@@ -30,6 +30,9 @@ pub const COUNTERS: usize = LANES / LANES_PER_COUNTER;
 pub const LOG: usize = if cfg!(loom) { 1 } else { 128 };
 /// Most chunks an area can have, chunk 0 included.
 pub const CHUNKS: usize = 64;
+/// Seals (fcntl(2)) of a chunk that its writer has mapped: nobody else maps it writable, writes to it, or makes it shorter.
+pub const CHUNK_SEALS: i32 =
+    libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
 /// Size of a data chunk in bytes. Pages are touched, and so paid for, only as rings use them.
 pub const CHUNK_BYTES: usize = 16 << 20;
 /// The same for link groups to other nodes, where a device holds every page of a chunk.

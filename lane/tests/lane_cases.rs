@@ -5,43 +5,7 @@
 
 mod sim;
 
-use sim::{op, recv, send, Act, Op, Wire, World, ALL};
-
-fn buffers(snd: usize, rcv: usize) -> Act {
-    Act::Buffers {
-        snd,
-        rcv,
-        piece: 1 << 20,
-        more: 0,
-    }
-}
-
-/// Both ends attached; end 0 ready to receive.
-fn ready() -> World {
-    ready_in(12)
-}
-
-/// The same, in rings of some other size.
-fn ready_in(log2: u32) -> World {
-    let mut w = World::new();
-    for end in 0..2 {
-        op(&mut w, end, Act::Attach { log2 });
-    }
-    op(&mut w, 0, Act::Ready);
-    w
-}
-
-/// The direction from end 1 to end 0 is on its ring.
-fn up() -> World {
-    up_in(12)
-}
-
-fn up_in(log2: u32) -> World {
-    let mut w = ready_in(log2);
-    op(&mut w, 1, Act::TryUp);
-    assert!(w.host[1].tx.is_up());
-    w
-}
+use sim::{buffers, op, ready, recv, send, up, up_in, Act, Op, Wire, World, ALL};
 
 /// The receiver finds no switch and an empty queue; then the sender switches, fills the ring and
 /// shuts down: the end of file that the receiver finds next lies behind the ring.

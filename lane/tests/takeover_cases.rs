@@ -5,37 +5,7 @@
 
 mod sim;
 
-use sim::{op, recv, send, Act, World, ALL};
-
-fn buffers(snd: usize, rcv: usize) -> Act {
-    Act::Buffers {
-        snd,
-        rcv,
-        piece: 1 << 20,
-        more: 0,
-    }
-}
-
-/// The same, in rings of some other size.
-fn ready_in(log2: u32) -> World {
-    let mut w = World::new();
-    for end in 0..2 {
-        op(&mut w, end, Act::Attach { log2 });
-    }
-    op(&mut w, 0, Act::Ready);
-    w
-}
-
-fn up_in(log2: u32) -> World {
-    let mut w = ready_in(log2);
-    op(&mut w, 1, Act::TryUp);
-    assert!(w.host[1].tx.is_up());
-    w
-}
-
-fn up() -> World {
-    up_in(12)
-}
+use sim::{buffers, op, recv, send, up, Act, ALL, TAKE_OVER};
 
 /// A FIN that a shutdown has left to the daemon is no sign of a death, though the end has bytes unread on its ring.
 #[test]
@@ -50,14 +20,7 @@ fn a_shutdown_left_to_the_daemon() {
         op(&mut w, 1, send(100));
         op(&mut w, 1, buffers(40, 1000));
         op(&mut w, 0, Act::Revoke);
-        op(
-            &mut w,
-            1,
-            Act::TakeOver {
-                own: false,
-                early: false,
-            },
-        );
+        op(&mut w, 1, TAKE_OVER);
         op(&mut w, 1, Act::ShutWr);
         assert_eq!(w.seen.borrow()["a FIN is left to the daemon"], 1);
         if full {
@@ -65,14 +28,7 @@ fn a_shutdown_left_to_the_daemon() {
         }
         for _ in 0..3 {
             op(&mut w, 1, ALL);
-            op(
-                &mut w,
-                1,
-                Act::TakeOver {
-                    own: false,
-                    early: false,
-                },
-            );
+            op(&mut w, 1, TAKE_OVER);
             op(&mut w, 1, Act::Reclaim);
             op(&mut w, 1, Act::Look);
         }
@@ -100,14 +56,7 @@ fn a_close_left_to_the_daemon() {
     op(&mut w, 1, send(100));
     op(&mut w, 1, buffers(40, 1000));
     op(&mut w, 0, Act::Revoke);
-    op(
-        &mut w,
-        1,
-        Act::TakeOver {
-            own: false,
-            early: false,
-        },
-    );
+    op(&mut w, 1, TAKE_OVER);
     op(&mut w, 1, Act::Close);
     assert_eq!(w.seen.borrow()["a FIN is left to the daemon"], 1);
     op(&mut w, 0, Act::Revoke);
@@ -126,26 +75,12 @@ fn bytes_of_somebody_else_behind_a_takeover() {
         op(&mut w, 1, send(100));
         op(&mut w, 1, buffers(40, 1000));
         op(&mut w, 0, Act::Revoke);
-        op(
-            &mut w,
-            1,
-            Act::TakeOver {
-                own: false,
-                early: false,
-            },
-        );
+        op(&mut w, 1, TAKE_OVER);
         op(&mut w, 1, ALL);
         if others {
             assert_eq!(w.net.borrow_mut().send(1, b"!", false), Ok(1));
         }
-        op(
-            &mut w,
-            1,
-            Act::TakeOver {
-                own: false,
-                early: false,
-            },
-        );
+        op(&mut w, 1, TAKE_OVER);
         assert_eq!(w.net.borrow().reset, others);
     }
 }

@@ -35,7 +35,8 @@ const SERVICES: &str = "10.96.0.0/16";
 /// Image of the pods.
 pub const IMAGE: &str = "underpass.test/programs:1";
 
-const PROGRAMS: [&str; 10] = [
+/// Programs that tests run in pods of any kind.
+pub const SHELL: [&str; 7] = [
     "/bin/sh",
     "/bin/sleep",
     "/bin/cat",
@@ -43,6 +44,8 @@ const PROGRAMS: [&str; 10] = [
     "/usr/bin/env",
     "/usr/bin/sha256sum",
     "/usr/bin/head",
+];
+const REDIS: [&str; 3] = [
     "/usr/bin/redis-server",
     "/usr/bin/redis-cli",
     "/usr/bin/redis-benchmark",
@@ -88,7 +91,7 @@ impl Cluster {
     /// Makes the pods' images.
     fn make_images(&mut self) -> Result<()> {
         let root = self.work.path().join("root");
-        containerd::fill(&root, &PROGRAMS)?;
+        containerd::fill(&root, &[&SHELL[..], &REDIS].concat())?;
         for (n, name) in [IMAGE, PAUSE].iter().enumerate() {
             let tar = self.work.path().join(format!("image{n}.tar"));
             containerd::image(&root, name, &["/bin/sleep", "1000000"], &tar)?;

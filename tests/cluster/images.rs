@@ -1,5 +1,6 @@
 //! Images of the pods that `kinds` makes: this system's programs, and what its own images do not have.
 
+use crate::cluster::SHELL;
 use anyhow::{ensure, Context, Result};
 use std::path::{Path, PathBuf};
 use underpass_tests::harness::containerd::{self, run};
@@ -20,16 +21,6 @@ pub const STATIC: &str = "underpass.test/static:1";
 pub const FILE_BYTES: usize = 8 << 20;
 /// The library that one of the images preloads.
 pub const WRAPS: &str = "/usr/lib/wraps_connect.so";
-
-const SHELL: [&str; 7] = [
-    "/bin/sh",
-    "/bin/sleep",
-    "/bin/cat",
-    "/bin/ls",
-    "/usr/bin/env",
-    "/usr/bin/sha256sum",
-    "/usr/bin/head",
-];
 
 /// A web server as a container runs it that may write to /tmp only.
 const NGINX: &str = "daemon off; worker_processes 1; pid /tmp/pid; error_log stderr;

@@ -56,6 +56,23 @@ fn deploy_all(c: &Cluster, all: &[Workload]) -> Result<()> {
         .try_for_each(|w| c.rolled_out(w.namespace, w.name))
 }
 
+/// In each of these namespaces the service `name`, at its address, and these workloads.
+fn deploy_in(
+    c: &Cluster,
+    (name, port): (&str, u16),
+    places: [(&'static str, &'static str); 2],
+    of: impl Fn(&'static str, &str) -> Vec<Workload>,
+) -> Result<Vec<Workload>> {
+    prepared(c)?;
+    let mut all = Vec::new();
+    for (namespace, at) in places {
+        c.apply(&service(namespace, name, at, port))?;
+        all.extend(of(namespace, at));
+    }
+    deploy_all(c, &all)?;
+    Ok(all)
+}
+
 fn remove_all(c: &Cluster, all: &[Workload]) -> Result<()> {
     all.iter().try_for_each(|w| remove(c, w))
 }
@@ -83,7 +100,7 @@ pub fn prepared(c: &Cluster) -> Result<()> {
 }
 
 /// nginx (and, for its rate alone, Redis), and who asks them. A connection that lasts asks at the service's address.
-fn web_and_client(namespace: &'static str, at: &str) -> [Workload; 2] {
+fn web_and_client(namespace: &'static str, at: &str) -> Vec<Workload> {
     let serve =
         "redis-server --bind 0.0.0.0 --protected-mode no --save '' --appendonly no --dir /tmp & \
                  exec /usr/sbin/nginx -p /tmp -e stderr -c /etc/nginx.conf";
@@ -91,16 +108,11 @@ fn web_and_client(namespace: &'static str, at: &str) -> [Workload; 2] {
         format!("exec curl -s -o /dev/null --rate 20/s 'http://{at}:8080/small?[1-1000000]'");
     [("web", serve.into()), ("fetch", fetch)]
         .map(|(name, line)| Workload::new(name, line).of(WEB).within(namespace))
+        .into()
 }
 
 pub fn web_servers(c: &mut Cluster) -> Result<()> {
-    prepared(c)?;
-    let mut all = Vec::new();
-    for (namespace, at) in WEB_AT {
-        c.apply(&service(namespace, "web", at, 8080))?;
-        all.extend(web_and_client(namespace, at));
-    }
-    deploy_all(c, &all)?;
+    let all = deploy_in(c, ("web", 8080), WEB_AT, web_and_client)?;
     for w in ["web", "fetch"] {
         await_mode(c, "shop", w, "SMCD")?;
         is_untouched(c, w)?;
@@ -270,13 +282,7 @@ fn result_of_job(c: &Cluster, namespace: &str, hash: &str) -> Result<f64> {
 }
 
 pub fn a_job_of_several_pods(c: &mut Cluster) -> Result<()> {
-    prepared(c)?;
-    let mut all = Vec::new();
-    for (namespace, at) in HEAD_AT {
-        c.apply(&service(namespace, "head", at, 7001))?;
-        all.extend(job_in(namespace, at));
-    }
-    deploy_all(c, &all)?;
+    let all = deploy_in(c, ("head", 7001), HEAD_AT, job_in)?;
     let hash = hash_of_job();
     let shim = result_of_job(c, "shop", &hash)?;
     let plain = result_of_job(c, PLAIN, &hash)?;

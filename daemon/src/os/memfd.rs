@@ -1,5 +1,6 @@
 //! Memory that the daemon makes for shims, and the check of memory that a shim made.
 
+use lane::abi::CHUNK_SEALS;
 use lane::num;
 use rustix::fs::{AtFlags, MemfdFlags, SealFlags, StatxFlags};
 use rustix::io::Errno;
@@ -20,10 +21,7 @@ pub fn make(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
 }
 
 /// Seals of every chunk that is given to the other client.
-const FINAL: SealFlags = SealFlags::SHRINK
-    .union(SealFlags::GROW)
-    .union(SealFlags::FUTURE_WRITE)
-    .union(SealFlags::SEAL);
+const FINAL: SealFlags = SealFlags::from_bits_retain(CHUNK_SEALS.cast_unsigned());
 
 /// From here on nobody can map it writable, write to it or punch holes in it; mappings that exist
 /// stay as they are. Adding seals to a file that its writer has sealed already fails, so the

@@ -10,23 +10,17 @@ use lane::proto::reason::Reason;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Who has mapped it, and the file.
-pub(crate) struct Unsealed {
-    pub client: ClientId,
-    pub chunk: (u64, u8, u32),
-    pub file: Arc<OwnedFd>,
-    pub payer: Arc<Cgroup>,
-}
-
-/// Seals it, and then tells the core what the shim has said. A chunk that cannot be sealed fails its link group.
-pub(crate) async fn seal(shared: Shared, u: Unsealed) {
-    let (client, (group, side, chunk)) = (u.client, u.chunk);
-    u.payer.unsaturated().await;
-    let job = u.payer.job();
-    let sealed = tokio::task::spawn_blocking(move || memfd::seal(&u.file).is_ok()).await;
-    drop(job);
+/// Seals the chunk that this client has mapped, and then tells the core what the shim has said. A chunk that cannot be
+/// sealed fails its link group.
+pub(crate) async fn seal(
+    shared: Shared,
+    client: ClientId,
+    (group, side, chunk): (u64, u8, u32),
+    (file, payer): (Arc<OwnedFd>, Arc<Cgroup>),
+) {
+    let sealed = super::helped(&payer, move || memfd::seal(&file).is_ok()).await;
     let says = match sealed {
-        Ok(true) => ToDaemon::Mapped { group, side, chunk },
+        Some(true) => ToDaemon::Mapped { group, side, chunk },
         _ => ToDaemon::GroupFailed { group, side },
     };
     let mut core = shared.borrow_mut();

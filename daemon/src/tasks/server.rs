@@ -11,8 +11,7 @@ use crate::os::memfd;
 use crate::os::process::{self, Process};
 use crate::os::wire::Incoming;
 use crate::tasks::readings;
-use crate::tasks::seal::{seal, Unsealed};
-use crate::tasks::{lookups, takeover};
+use crate::tasks::{lookups, seal, takeover};
 use lane::family::TABLE_BYTES;
 use lane::proto::msg::{ToDaemon, ToShim, MAX};
 use lane::proto::reason::Reason;
@@ -338,16 +337,9 @@ fn handle(
         Ok(m) => {
             if let ToDaemon::Mapped { group, side, chunk } = m {
                 let at = (group, side, chunk);
-                let found = shared.borrow_mut().unsealed(id, at);
-                if let Some((file, payer)) = found {
-                    let (client, chunk) = (id, at);
-                    let u = Unsealed {
-                        client,
-                        chunk,
-                        file,
-                        payer,
-                    };
-                    tokio::task::spawn_local(seal(shared.clone(), u));
+                let unsealed = shared.borrow_mut().unsealed(id, at);
+                if let Some(found) = unsealed {
+                    tokio::task::spawn_local(seal::seal(shared.clone(), id, at, found));
                     return Ok(());
                 }
             }

@@ -13,22 +13,18 @@ pub(crate) async fn take_over(shared: Shared, ordered: Ordered) {
         direction,
     } = ordered;
     let end = loop {
-        payer.unsaturated().await;
-        let job = payer.job();
-        let made = tokio::task::spawn_blocking(move || match takeover.step() {
+        let step = move || match takeover.step() {
             Step::Again(rest) => Ok((takeover, rest)),
             // (What it has may block when it is dropped: here, not on the thread that serves everybody.)
             Step::Over(end) => Err(end),
-        });
-        let made = made.await;
-        drop(job);
-        match made {
-            Ok(Ok((t, rest))) => {
+        };
+        match super::helped(&payer, step).await {
+            Some(Ok((t, rest))) => {
                 takeover = t;
                 tokio::time::sleep(Duration::from_millis(rest)).await;
             }
-            Ok(Err(end)) => break end,
-            Err(_) => break Default::default(),
+            Some(Err(end)) => break end,
+            None => break Default::default(),
         }
     };
     drop(seat);

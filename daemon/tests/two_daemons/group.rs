@@ -3,10 +3,10 @@
 use lane::abi::CONTROL_BYTES;
 use lane::half::{Area, Memory};
 use lane::notify;
-use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use underpass_rdma::verbs::{Mapping, Memory as _};
+use underpassd::os::memfd;
 
 /// A piece of an area: whose, which chunk, and the mapping; for chunk 0 there is a second one, of its data.
 type Piece = (bool, u32, Rc<Mapping>, Option<Rc<Mapping>>);
@@ -63,8 +63,7 @@ impl Group {
             n => (own, n, map(0, bytes), None),
         });
         if own {
-            let more = SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-            rustix::fs::fcntl_add_seals(fd, more).unwrap();
+            memfd::seal(fd).unwrap();
         }
     }
 

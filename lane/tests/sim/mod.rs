@@ -31,7 +31,7 @@ use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 #[allow(unused_imports)] // each test uses a part
-pub use op::{op, recv, send, Act, Op, ALL};
+pub use op::*;
 pub use wire::Wire;
 
 pub const LANE: u32 = 70;

@@ -123,3 +123,47 @@ pub fn recv(len: usize) -> Act {
 
 /// The network carries everything.
 pub const ALL: Act = Act::Deliver { n: 1 << 20 };
+
+/// The daemon brings the end's direction to TCP, or goes on with that.
+pub const TAKE_OVER: Act = Act::TakeOver {
+    own: false,
+    early: false,
+};
+
+/// The kernel's buffers for what an end sends.
+pub fn buffers(snd: usize, rcv: usize) -> Act {
+    Act::Buffers {
+        snd,
+        rcv,
+        piece: 1 << 20,
+        more: 0,
+    }
+}
+
+/// Both ends attached; end 0 ready to receive.
+pub fn ready() -> World {
+    ready_in(12)
+}
+
+/// The same, in rings of some other size.
+pub fn ready_in(log2: u32) -> World {
+    let mut w = World::new();
+    for end in 0..2 {
+        op(&mut w, end, Act::Attach { log2 });
+    }
+    op(&mut w, 0, Act::Ready);
+    w
+}
+
+/// The direction from end 1 to end 0 is on its ring.
+pub fn up() -> World {
+    up_in(12)
+}
+
+/// The same, in rings of some other size.
+pub fn up_in(log2: u32) -> World {
+    let mut w = ready_in(log2);
+    op(&mut w, 1, Act::TryUp);
+    assert!(w.host[1].tx.is_up());
+    w
+}

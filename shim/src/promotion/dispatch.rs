@@ -5,7 +5,7 @@ use crate::daemon::{reply, Fds};
 use crate::promotion::{self, family};
 use crate::state::groups::{self, LinkGroup};
 use crate::sys;
-use lane::abi::Epoch;
+use lane::abi::{Epoch, CHUNK_SEALS};
 use lane::num;
 use lane::proto::msg::{ToDaemon, ToShim};
 
@@ -177,9 +177,7 @@ fn new_chunk((group, side): (u64, u8), own: bool, chunk: u32, bytes: u64, fds: &
 
 /// We have mapped this chunk: nobody else is to write to it. (What cannot be sealed here, the daemon seals.)
 fn seal(fd: i32) {
-    let all =
-        libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
-    let _ = sys::fcntl(fd, libc::F_ADD_SEALS, num::word(all));
+    let _ = sys::fcntl(fd, libc::F_ADD_SEALS, num::word(CHUNK_SEALS));
 }
 
 /// Map a file only if nobody can shrink it: a fault would kill this process.

@@ -23,40 +23,31 @@ pub(crate) struct Unnamed {
 }
 
 impl Unnamed {
-    /// Finds out which ends to look for.
-    pub(crate) fn looked(mut self) -> Self {
-        let ends = self.all.iter();
-        let open = ends.filter(|e| e.other.is_none() && !e.row.remote);
-        let lost = open.filter_map(|e| {
-            let (local, peer) = e.addresses()?;
-            let known = self.kernel.other_end(e.row.netns, local, peer).is_some();
-            (!known).then(|| Lost {
-                netns: e.row.netns,
-                local,
-                peer,
-                is_client: e.row.role == "client",
-            })
-        });
-        self.lost = lost.collect();
-        self
-    }
-
-    /// Looks for them, and names all ends.
+    /// Looks for ends in other namespaces, and names all.
     pub(crate) fn named(mut self) -> Vec<Entry> {
         if !self.lost.is_empty() {
             self.kernel.look_elsewhere(&self.lost);
         }
-        let Unnamed {
-            mut all,
-            kernel,
-            ours,
-            strangers,
-            alone,
-            ..
-        } = self;
-        name(&mut all, &kernel, &ours, &strangers, alone);
-        all
+        let (kernel, ours) = (&self.kernel, &self.ours);
+        name(&mut self.all, kernel, ours, &self.strangers, self.alone);
+        self.all
     }
+}
+
+/// Rows whose other ends are in none of the namespaces that were read.
+pub(crate) fn lost(all: &[Entry], kernel: &Kernel) -> Vec<Lost> {
+    let open = all.iter().filter(|e| e.other.is_none() && !e.row.remote);
+    let lost = open.filter_map(|e| {
+        let (local, peer) = e.addresses()?;
+        let known = kernel.other_end(e.row.netns, local, peer).is_some();
+        (!known).then(|| Lost {
+            netns: e.row.netns,
+            local,
+            peer,
+            is_client: e.row.role == "client",
+        })
+    });
+    lost.collect()
 }
 
 /// Enters the other end of each connection, and why it is on TCP, from what is visible now. Where nothing is

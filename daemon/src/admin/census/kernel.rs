@@ -57,31 +57,17 @@ impl Kernel {
             }
         }
         let node = proc::own_netns();
-        for l in of.iter().filter(|l| Some(l.netns) != node) {
-            let found = self.translated(l);
-            if let Some(found) = found.filter(|f| f.0 != l.netns && Some(f.0) != node) {
-                self.by_translated.insert((l.local, l.peer), found);
+        let mut found = HashMap::new();
+        {
+            let ends = Established::of(self.by_pair.values().flatten());
+            for l in of.iter().filter(|l| Some(l.netns) != node) {
+                let other = ends.translated(l);
+                if let Some(o) = other.filter(|o| o.0 != l.netns && Some(o.0) != node) {
+                    found.insert((l.local, l.peer), o.clone());
+                }
             }
         }
-    }
-
-    /// The other end of a connection of which the server's address is translated on its way (a service's): it has, or knows, the
-    /// client by the same address as this end. Only if there is one, and only between pods: in the place of their addresses,
-    /// the node's may stand for many; and those of the loopback interface are in each namespace.
-    fn translated(&self, l: &Lost) -> Option<(u64, tcp::Socket)> {
-        if l.local.ip().is_loopback() || l.peer.ip().is_loopback() {
-            return None;
-        }
-        let is = |s: &tcp::Socket| {
-            let same = match l.is_client {
-                true => s.peer == l.local,
-                false => s.local == l.peer,
-            };
-            same && s.state == tcp::state::ESTABLISHED
-        };
-        let all = self.by_pair.values().flatten();
-        let mut found = all.filter(|(_, s)| is(s));
-        found.next().filter(|_| found.next().is_none()).cloned()
+        self.by_translated = found;
     }
 
     /// Are there processes with rows in this namespace?
@@ -106,5 +92,39 @@ impl Kernel {
         };
         let here = all.iter().find(|s| s.0 == netns);
         here.or_else(|| all.first().filter(|_| all.len() == 1))
+    }
+}
+
+/// Established sockets by one of their addresses; `None`: several have it.
+struct Established<'a> {
+    by_local: HashMap<SocketAddr, Option<&'a (u64, tcp::Socket)>>,
+    by_peer: HashMap<SocketAddr, Option<&'a (u64, tcp::Socket)>>,
+}
+
+impl<'a> Established<'a> {
+    fn of(all: impl Iterator<Item = &'a (u64, tcp::Socket)>) -> Self {
+        let (mut by_local, mut by_peer) = (HashMap::new(), HashMap::new());
+        for s in all.filter(|s| s.1.state == tcp::state::ESTABLISHED) {
+            for (map, at) in [(&mut by_local, s.1.local), (&mut by_peer, s.1.peer)] {
+                map.entry(at)
+                    .and_modify(|one| *one = None)
+                    .or_insert(Some(s));
+            }
+        }
+        Established { by_local, by_peer }
+    }
+
+    /// The other end of a connection of which the server's address is translated on its way (a service's): it has, or knows, the
+    /// client by the same address as this end. Only if there is one, and only between pods: in the place of their addresses,
+    /// the node's may stand for many; and those of the loopback interface are in each namespace.
+    fn translated(&self, l: &Lost) -> Option<&'a (u64, tcp::Socket)> {
+        if l.local.ip().is_loopback() || l.peer.ip().is_loopback() {
+            return None;
+        }
+        let found = match l.is_client {
+            true => self.by_peer.get(&l.local),
+            false => self.by_local.get(&l.peer),
+        };
+        *found?
     }
 }

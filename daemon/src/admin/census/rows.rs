@@ -1,7 +1,7 @@
 //! The rows of `ss`: every TCP socket that a process under the shim holds, joined with what the family tables say
 //! of it. Existence, addresses and state of a socket are the kernel's; the table only adds to them.
 
-use super::ends::Unnamed;
+use super::ends::{self, Unnamed};
 use super::kernel::Kernel;
 use super::{Carrier, Census};
 use crate::clients::family::Family;
@@ -136,15 +136,15 @@ pub(crate) fn rows(
     }
     view::link_ends(&mut all);
     let ours = members().map(|m| m.holder.pid).collect();
-    let unnamed = Unnamed {
+    let lost = ends::lost(&all, &kernel);
+    Unnamed {
         all,
         kernel,
         ours,
         strangers,
         alone,
-        ..Unnamed::default()
-    };
-    unnamed.looked()
+        lost,
+    }
 }
 
 /// Every process with its family.

@@ -15,8 +15,7 @@ static LENT_AT_MS: AtomicU64 = AtomicU64::new(0);
 /// when the daemon finds that no other process holds it, as if it had been received.
 pub fn lend(c: &Conn) {
     if c.flags.load(Relaxed) & flag::DISQUALIFIED == 0 {
-        later(c, Reason::Left, LENT_MS);
-        LENT_AT_MS.store(sys::now_ms(), Relaxed);
+        rest(c);
     }
     c.calls.store(0, Relaxed);
     c.tx.begin_uncounted();
@@ -30,9 +29,13 @@ pub fn lend(c: &Conn) {
 /// nothing of it may be on a lane again.
 pub fn rests(c: &Conn) {
     if is_lent(c) {
-        later(c, Reason::Left, LENT_MS);
-        LENT_AT_MS.store(sys::now_ms(), Relaxed);
+        rest(c);
     }
+}
+
+fn rest(c: &Conn) {
+    later(c, Reason::Left, LENT_MS);
+    LENT_AT_MS.store(sys::now_ms(), Relaxed);
 }
 
 /// Number of calls that lend connections to a child which does not exist yet, and when the last one began
