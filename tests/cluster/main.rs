@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use things::{are_on, counts, rows_of, service, Workload, REDIS};
-use underpass_tests::harness::until;
+use underpass_tests::harness::{failed, until};
 
 /// Longest wait for what should happen soon.
 const SOON: Duration = Duration::from_secs(60);
@@ -81,7 +81,7 @@ fn main() -> ExitCode {
     args.test_threads = Some(1);
     let word = args.filter.as_deref();
     if let Some((_, name, test)) = ALONE.into_iter().find(|a| word == Some(a.0)) {
-        let test = move || test().map_err(|e| Failed::from(format!("{e:?}")));
+        let test = move || test().map_err(|e| Failed::from(failed(e)));
         return libtest_mimic::run(&args, vec![Trial::test(name, test)]).exit_code();
     }
     let cluster = Arc::new(Mutex::new(None));
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
         Trial::test(name, move || {
             // (After a test that failed, the next one still has the cluster.)
             let mut cluster = cluster.lock().unwrap_or_else(|e| e.into_inner());
-            run(&mut cluster, test).map_err(|e| Failed::from(format!("{e:?}")))
+            run(&mut cluster, test).map_err(|e| Failed::from(failed(e)))
         })
     });
     let done = libtest_mimic::run(&args, all.into());

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use underpass_admin::{PodRow, Row};
 use underpass_tests::harness::containerd::Version;
-use underpass_tests::harness::until;
+use underpass_tests::harness::{failed, until};
 
 /// Longest wait for what should happen soon.
 const SOON: Duration = Duration::from_secs(10);
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         all.push(Trial::test(format!("{at}::{name}"), move || {
             // (After a test that failed, the next one still has the node.)
             let mut node = node.lock().unwrap_or_else(|e| e.into_inner());
-            run(&mut node, version, test).map_err(|e| Failed::from(format!("{e:?}")))
+            run(&mut node, version, test).map_err(|e| Failed::from(failed(e)))
         }));
     };
     for (at, version) in VERSIONS {

@@ -31,6 +31,12 @@ use std::time::{Duration, Instant};
 /// Longest that anything which should happen soon may take. Generous: it only ends a broken run.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// What a test that failed says: the cause before what it led to and what was seen around it, which is long, and no backtrace.
+pub fn failed(e: anyhow::Error) -> String {
+    let all: Vec<String> = e.chain().rev().map(ToString::to_string).collect();
+    all.join("\n")
+}
+
 /// Waits until `f` says yes. `what` names the wish in the error.
 pub fn until(what: &str, limit: Duration, mut f: impl FnMut() -> bool) -> Result<()> {
     let end = Instant::now() + limit;
