@@ -307,7 +307,10 @@ impl Cause {
 #[repr(C, align(64))]
 pub struct More {
     /// [`Stats::downs`] by [`Cause`], in the order of [`Cause::ALL`]; there is room for more.
-    pub downs_by: [AtomicU64; 16],
+    pub downs_by: [AtomicU64; 15],
+    /// Connections that ended as after a reset, because the process at the other end died with bytes unread on its ring. (In
+    /// what was the last place of `downs_by`.)
+    pub deaths: AtomicU64,
 }
 
 /// The whole file. Zeroed memory is an empty table.
@@ -447,6 +450,11 @@ impl Table {
         }
     }
 
+    /// The process at the other end of a connection has died with bytes unread, and its end is told as a reset.
+    pub fn count_death(&self) {
+        self.more.deaths.fetch_add(1, Relaxed);
+    }
+
     /// A lane of this entry ends: its bytes are counted in the sums from now on. Moved, not copied:
     /// another process may hold the entry on, and readers add up both. For an instant both have them;
     /// that neither has would look like a counter that goes back.
@@ -570,6 +578,7 @@ mod tests {
         // Daemon and shims before `More` was added have the same size.
         let before = core::mem::offset_of!(Table, more);
         assert_eq!(TABLE_BYTES, (before + 4095) & !4095);
+        assert_eq!(core::mem::size_of::<More>(), 128);
         assert_eq!(core::mem::size_of::<Conn>() % 64, 0);
         assert!(
             core::mem::size_of::<Conn>() <= 768,

@@ -67,6 +67,7 @@ fn stats_table(s: &Stats) -> String {
             ("control messages", s.datagrams.to_string()),
             ("promoted", s.promoted.to_string()),
             ("reset by the shim", s.resets.to_string()),
+            ("ended by a peer's death", s.deaths.to_string()),
         ],
     );
     section(

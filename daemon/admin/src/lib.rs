@@ -445,6 +445,9 @@ pub struct Stats {
     pub sleeps: u64,
     /// Connections that shims have reset.
     pub resets: u64,
+    /// Connections that ended as after a reset, because the process at the other end died with bytes unread on its ring.
+    #[serde(default)]
+    pub deaths: u64,
     /// Ports of RDMA devices that carry lanes, or have.
     #[serde(default)]
     pub rails: Vec<RailStats>,

@@ -349,6 +349,7 @@ async fn stats(shared: &Shared) -> Stats {
     stats.rings = sum.rings;
     stats.sleeps = sum.sleeps;
     stats.resets = sum.resets;
+    stats.deaths = sum.deaths;
     stats
 }
 

@@ -87,7 +87,7 @@ impl Family {
             let mut t = self
                 .header()
                 .map_or_else(Totals::default, |h| Totals::of(&h.stats));
-            t.downs_by = self.downs_by();
+            (t.downs_by, t.deaths) = self.more();
             t
         };
         let mut ended = header();
@@ -109,10 +109,11 @@ impl Family {
         last
     }
 
-    fn downs_by(&self) -> [u64; CAUSES] {
+    fn more(&self) -> ([u64; CAUSES], u64) {
         let more = copy::<More>(&self.fd, offset_of!(Table, more), 1).and_then(|mut m| m.pop());
-        more.map_or([0; CAUSES], |m| {
-            std::array::from_fn(|i| m.downs_by[i].load(Relaxed))
+        more.map_or(([0; CAUSES], 0), |m| {
+            let downs_by = std::array::from_fn(|i| m.downs_by[i].load(Relaxed));
+            (downs_by, m.deaths.load(Relaxed))
         })
     }
 
@@ -201,6 +202,7 @@ pub struct Totals {
     pub rings: u64,
     pub sleeps: u64,
     pub resets: u64,
+    pub deaths: u64,
     /// Readings of tables that could not be true. (In no table: the daemon counts them.)
     pub implausible: u64,
 }
@@ -217,6 +219,7 @@ const MOST: Totals = Totals {
     rings: 1 << 28,
     sleeps: 1 << 28,
     resets: 1 << 20,
+    deaths: 1 << 20,
     implausible: 0,
 };
 
@@ -232,6 +235,7 @@ impl Totals {
             rings: s.rings.load(Relaxed),
             sleeps: s.sleeps.load(Relaxed),
             resets: s.resets(),
+            deaths: 0,
             implausible: 0,
         }
     }
@@ -280,6 +284,7 @@ impl Totals {
             rings: f(self.rings, o.rings),
             sleeps: f(self.sleeps, o.sleeps),
             resets: f(self.resets, o.resets),
+            deaths: f(self.deaths, o.deaths),
             implausible: f(self.implausible, o.implausible),
         }
     }

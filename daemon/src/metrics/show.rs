@@ -237,6 +237,11 @@ fn node(s: &Snapshot) -> Vec<Metric> {
             "Connections that the shim has reset",
             t.resets,
         ),
+        count(
+            "underpass_deaths",
+            "Connections that ended as after a reset because the process at the other end died with bytes unread",
+            t.deaths,
+        ),
         count("underpass_implausible_reports", IMPLAUSIBLE, t.implausible),
     ]
 }

@@ -4,12 +4,15 @@
 //! checked, and then used: an impossible value resets the connection.
 
 mod ask;
+mod deaf;
 mod died;
 mod look;
 mod peek;
 mod read;
 mod revoke;
 mod take;
+
+pub use deaf::BeforeDeaf;
 
 use super::mem::Memory;
 use super::{native_calls, Pending, Port};

@@ -140,7 +140,12 @@ fn in_kernel(c: &Conn, l: &Local, how: i32) -> Left {
 /// The same for a lane within the node.
 fn on_node(c: &Conn, l: &Local, (group, m): (&LinkGroup, &Memory), how: i32) -> Left {
     if c.rx.shut.load(Relaxed) != 0 {
-        c.rx.announce_deaf(m);
+        // Under the lock: a lane that another thread gives back meanwhile is the next connection's, and so are its words.
+        // (If there is no guard, this very thread has the lock.)
+        let _g = lock::lock(&c.rx.lock);
+        if attached::is_still(c, group, m) {
+            c.rx.announce_deaf(m);
+        }
     }
     let deaf = || {
         if c.rx.is_deaf(m) {
@@ -191,7 +196,8 @@ pub fn after_shutdown(i: u32) {
     if let Some((group, m)) = attached::of(c, table::local(i)) {
         // Not before the kernel's shutdown, since until then the kernel takes what the other end sends by TCP.
         if c.rx.shut.load(Relaxed) != 0 && !group.is_remote() {
-            if let Some(_g) = lock::lock(&c.rx.lock) {
+            let held = lock::lock(&c.rx.lock);
+            if held.is_some() && attached::is_still(c, group, &m) {
                 c.rx.shut(&m, &Sock::new(table::local(i).fd.load(Relaxed), group));
             }
         }

@@ -1,19 +1,21 @@
-//! Before this end shuts the last of both directions down: what is unread on its ring goes to its own kernel's queue. Later
-//! nobody could put it there for who has the connection next, because a kernel that is to take nothing more answers what
-//! comes with a reset.
+//! Before this end shuts the last of both directions down: what is unread on its ring goes to its own kernel's queue, and
+//! across nodes the receiving direction to TCP whatever is unread: see `lane::half::rx::BeforeDeaf`.
 
 use super::leave::await_peer;
 use super::takeover::Asked;
+use crate::state::groups::LinkGroup;
 use crate::state::{attached, table};
 use crate::sys::{self, lock};
 use crate::tcp::port::Sock;
 use core::sync::atomic::{AtomicU64, Ordering::*};
-use lane::half::rx::Revoked;
+use lane::half::rx::BeforeDeaf;
 
 /// Milliseconds for the other end, or the daemon in its stead, to begin; and for the bytes to come, which TCP keeps back until
 /// earlier ones are acknowledged: as long as an acknowledgement may be delayed.
 const BEGIN_MS: u64 = 200;
 const COMING_MS: u64 = 250;
+/// Milliseconds to begin across nodes, where the daemons' links may have to be made anew meanwhile.
+const BEGIN_ACROSS_MS: u64 = 1000;
 /// Milliseconds to begin when lately nobody did; and for how long that counts. (Otherwise a process that ends many
 /// connections of a peer that is stopped would wait for one after the other.)
 const AGAIN_MS: u64 = 5;
@@ -21,8 +23,8 @@ const IN_VAIN_MS: u64 = 2000;
 /// Milliseconds without another byte after which there is no more room in TCP's queue, which cannot have all that lay unread.
 const FULL_MS: u64 = 20;
 
-/// Until then (CLOCK_MONOTONIC, ms) nobody is expected to begin.
-static IN_VAIN_UNTIL_MS: AtomicU64 = AtomicU64::new(0);
+/// Until then (CLOCK_MONOTONIC, ms) nobody is expected to begin: on this node, and across nodes.
+static IN_VAIN_UNTIL_MS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// What lay unread, as it comes into TCP's queue.
 struct Coming {
@@ -46,26 +48,52 @@ impl Coming {
     }
 }
 
-/// Brings the receiving direction to TCP if bytes are unread on its ring. If neither the other end nor a daemon does its
-/// part, they stay on the ring, where this process reads them. (The caller holds the connection.)
+/// How long a call waits, in milliseconds.
+struct Patience {
+    begin: u64,
+    come: u64,
+    in_vain_until: &'static AtomicU64,
+}
+
+impl Patience {
+    fn of(group: &LinkGroup, now: u64) -> Self {
+        let across = group.is_remote();
+        let begin = if across { BEGIN_ACROSS_MS } else { BEGIN_MS };
+        let in_vain_until = &IN_VAIN_UNTIL_MS[usize::from(across)];
+        Patience {
+            begin: match now < in_vain_until.load(Relaxed) {
+                true => AGAIN_MS,
+                false => begin,
+            },
+            come: if across { begin + COMING_MS } else { COMING_MS },
+            in_vain_until,
+        }
+    }
+}
+
+/// Brings the receiving direction to TCP, if it is to be there when nothing can come any more. If neither the other end nor
+/// a daemon does its part, the shutdown goes on. (The caller holds the connection.)
 pub fn bring_unread(i: u32) {
     let (c, l, began) = (table::conn(i), table::local(i), sys::now_ms());
-    let begin_ms = match began < IN_VAIN_UNTIL_MS.load(Relaxed) {
-        true => AGAIN_MS,
-        false => BEGIN_MS,
-    };
     let mut asked = Asked::new();
-    let mut coming = None;
+    let (mut coming, mut patience) = (None, None);
     loop {
-        let Some((group, m)) = attached::of(c, l).filter(|(g, _)| !g.is_remote()) else {
+        // (A daemon that is gone asks no one for anything; the other node's has its end come down by itself.)
+        let Some((group, m)) =
+            attached::of(c, l).filter(|(g, _)| !(g.is_remote() && g.is_dead()))
+        else {
             return;
         };
         let now = sys::now_ms();
         let waited = now - began;
+        let most = patience.get_or_insert_with(|| Patience::of(group, began));
         let fd = {
             let Some(_g) = lock::lock(&c.rx.lock) else {
                 return;
             };
+            if !attached::is_still(c, group, &m) {
+                return; // given back meanwhile: it is on TCP
+            }
             let fd = l.fd.load(Relaxed);
             let port = Sock::leaving(fd, group);
             // (What a switch has left on TCP comes first, and counts, too.)
@@ -74,19 +102,16 @@ pub fn bring_unread(i: u32) {
                 queued: 0,
                 since_ms: now,
             });
-            if c.rx.is_up() && c.rx.ring_unread(&m) == 0 {
-                return;
-            }
-            match c.rx.revoke(&m, &port) {
-                Ok(Revoked::Clear) if waited > COMING_MS => return,
-                Ok(Revoked::Clear) if coming.has_come(fd, now, c.rx.is_coming(&m)) => return,
-                Ok(Revoked::Clear) => {}
-                Ok(Revoked::Pending) if waited > begin_ms && c.rx.go_on(&m) => {
-                    return IN_VAIN_UNTIL_MS.store(now + IN_VAIN_MS, Relaxed);
+            match c.rx.before_deaf(&m, &port) {
+                Ok(BeforeDeaf::Stays | BeforeDeaf::Impossible) | Err(_) => return,
+                Ok(BeforeDeaf::OnTcp) if waited > most.come => return,
+                Ok(BeforeDeaf::OnTcp) if coming.has_come(fd, now, c.rx.is_coming(&m)) => return,
+                Ok(BeforeDeaf::OnTcp) => {}
+                Ok(BeforeDeaf::Sender) if waited > most.begin && c.rx.deaf_all_the_same(&m) => {
+                    return most.in_vain_until.store(now + IN_VAIN_MS, Relaxed);
                 }
-                Ok(Revoked::Pending) if waited > BEGIN_MS + COMING_MS => return,
-                Ok(Revoked::Pending) => {}
-                Ok(Revoked::Impossible) | Err(_) => return,
+                Ok(BeforeDeaf::Sender) if waited > BEGIN_ACROSS_MS + COMING_MS => return,
+                Ok(BeforeDeaf::Sender) => {}
             }
             fd
         };

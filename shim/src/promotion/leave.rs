@@ -342,6 +342,7 @@ fn go_down(c: &Conn, l: &Local, m: &Memory, port: &Sock) {
         if sys::tcp_state(port.fd) == Some(sys::CLOSE) {
             // (A reset for bytes that its kernel should not have seen.)
             let _ = sys::getsockopt_u32(port.fd, libc::SOL_SOCKET, libc::SO_ERROR);
+            ends::count_death();
             ends::tell_death(c, m, port.fd);
         } else {
             ends::reset_by_death(c, m, port.fd);

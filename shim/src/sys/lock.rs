@@ -106,6 +106,11 @@ pub fn lock_within(word: &AtomicU32, ms: u32) -> Option<Guard<'_>> {
     slow(word, me, ms / NAP_MS)
 }
 
+/// Does this very thread hold the lock?
+pub fn is_ours(word: &AtomicU32) -> bool {
+    word.load(Relaxed) & !WAITERS == tid()
+}
+
 /// Only the locks in the family table are shared with other processes. In a forked child, a private lock that
 /// another thread of the parent held at the fork has no holder.
 fn holder_dead(word: &AtomicU32, tid: u32) -> bool {

@@ -156,7 +156,10 @@ fn decide(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory, fd: i32) -> i64 {
     let reset = c.rx.said(m) & marks::RESET != 0;
     if known == OVER && (reset || c.rx.notice_death(m, is_dead(l))) {
         told(OVER);
-        reset_by_death(c, m, fd);
+        match reset {
+            true => end_as_reset(c, m, fd), // (the peer's own, which a packet filter has dropped)
+            false => reset_by_death(c, m, fd),
+        }
         c.tx.forsake();
         table::disqualify(c, Reason::PeerGone);
         return 0;
@@ -178,6 +181,11 @@ fn decide(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory, fd: i32) -> i64 {
 /// the connection next. If the socket is closed although this end has not ended, TCP has had a reset as well, which the
 /// kernel reports or has reported.
 pub fn reset_by_death(c: &Conn, m: &Memory, fd: i32) {
+    count_death();
+    end_as_reset(c, m, fd);
+}
+
+fn end_as_reset(c: &Conn, m: &Memory, fd: i32) {
     let open = sys::tcp_state(fd) != Some(sys::CLOSE);
     let queued = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
     if open && !has_shut(c, m, fd) && !queued() {
@@ -188,6 +196,13 @@ pub fn reset_by_death(c: &Conn, m: &Memory, fd: i32) {
     }
     if open {
         port::cut(fd); // (of a closed socket, it would be a second event)
+    }
+}
+
+/// Such an end, for the counters.
+pub fn count_death() {
+    if let Some(t) = table::table() {
+        t.count_death();
     }
 }
 

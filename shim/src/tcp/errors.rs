@@ -26,12 +26,25 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     count_reset(c, fd, r);
     table::disqualify(c, r);
     c.tx.forsake();
-    // (A packet filter may drop the RST: see `ends`.)
+    announce_reset(c, fd);
+    disconnect_told(c, fd);
+    c.rx.abandon();
+}
+
+/// Milliseconds for who has the lock of the receiving half.
+const BUSY_MS: u32 = 10;
+
+/// On one node, for an RST that a packet filter may drop (see `ends`). Under a lock of the connection: a lane that another
+/// thread gives back meanwhile is the next connection's, and so are its words. (A lock that is not to be had is held by a
+/// process that is stopped, and the RST has to do.)
+fn announce_reset(c: &Conn, fd: i32) {
+    let held = lock::lock_within(&c.rx.lock, BUSY_MS);
+    if held.is_none() && !lock::is_ours(&c.rx.lock) {
+        return;
+    }
     if let Some((group, m)) = attached::of(c, table::local_of(c)).filter(|(k, _)| !k.is_remote()) {
         c.rx.announce_reset(&m, &Sock::new(fd, group));
     }
-    disconnect_told(c, fd);
-    c.rx.abandon();
 }
 
 /// The same as [`disconnect`], and the application is told, also if the kernel tells nothing: the connection had ended

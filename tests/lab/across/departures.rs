@@ -1,6 +1,6 @@
 //! The matrix of `departures.c` between two nodes.
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{anyhow, ensure, Result};
 use std::time::Duration;
 use underpass_tests::harness::departures::{Matrix, CELLS};
 use underpass_tests::lab::cluster::Cluster;
@@ -44,7 +44,8 @@ pub fn ways_out(lab: &mut Lab) -> Result<()> {
     let said = [bare.stdout.as_str(), ours.stdout.as_str()];
     let cells = bare.stdout.lines().count() as u64;
     ensure!(cells > 0 && cells <= CELLS, "{}", bare.stderr);
-    let lost = matrix.lost(cells, said).with_context(told)?;
+    let lost = matrix.lost(cells, said);
+    let lost = lost.map_err(|e| anyhow!("{e:#}\n{}", told()))?;
     println!("{cells} cells; {}", ours.stderr.trim());
     for n in [0, 1] {
         let s = c.daemon(n)?.stats()?;

@@ -3,6 +3,7 @@
 use super::takeover::FRAME;
 use super::*;
 use lane::abi::takeover;
+use lane::half::rx::BeforeDeaf;
 
 /// A receiver rests within a stream whose sender has shut down, and then reads the rest: it finds the end at once, and not
 /// with the daemon's next look.
@@ -119,4 +120,45 @@ fn a_look_for_holders_that_is_told_too_late() {
     }
     assert!(shut(), "{}", s.rails_of(1));
     s.whole(0);
+}
+
+/// The receiver shuts both directions down, and then its kernel answers whatever comes with a reset. Its sender leaves the
+/// lane right after that, and cannot have heard of it yet: what it has to put on TCP has come before.
+#[test]
+fn nothing_comes_to_who_has_shut_both_directions_down() {
+    for (sent, read) in [(0, 0), (100, 0), (100, 60), (100, 100)] {
+        for asleep in [false, true] {
+            let s = Story::up(0);
+            let fd = s.descriptor(1);
+            if sent > 0 {
+                s.send(1, sent);
+            }
+            s.carry();
+            s.recv(0, read);
+            let mut turns = 0..3;
+            while s.before_deaf(0) == BeforeDeaf::Sender {
+                turns.next().expect("the sender's daemon has had 60 ms");
+                match asleep {
+                    true => s.keep(),
+                    false => {
+                        s.carry();
+                        s.look(1).unwrap();
+                        s.carry();
+                    }
+                }
+            }
+            s.shutdown(0);
+            let own = s.descriptor(0);
+            rustix::net::shutdown(&own, rustix::net::Shutdown::Both).unwrap();
+            s.down(1).unwrap();
+            s.keep();
+            let error = socket2::SockRef::from(&fd).take_error().unwrap();
+            assert!(error.is_none(), "{sent} {read} {asleep}: {error:?}");
+            s.set_totals(0);
+            s.recv_all(0);
+            assert_eq!(s.got(), sent, "{read} {asleep}");
+            drop((fd, own));
+            s.whole(0);
+        }
+    }
 }

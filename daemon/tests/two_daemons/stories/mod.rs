@@ -15,7 +15,7 @@ use super::process::Process;
 use super::sock::Sock;
 use super::{app, tcp, How, World};
 use lane::abi::{TakeoverPhase, TxWord};
-use lane::half::rx::{How as Receive, Revoked};
+use lane::half::rx::{BeforeDeaf, How as Receive, Revoked};
 use lane::half::{tx, Iov, Memory, Progress, Received, Sent};
 use lane::proto::reason::Reason;
 use std::cell::RefCell;
@@ -265,6 +265,14 @@ impl Story {
         self.with(e, |e, _, m, port| {
             let _held = e.app.lock_rx();
             e.app.rx.revoke(m, port)
+        })
+    }
+
+    /// A step of a shutdown of the last direction.
+    fn before_deaf(&self, e: usize) -> BeforeDeaf {
+        self.with(e, |e, _, m, port| {
+            let _held = e.app.lock_rx();
+            e.app.rx.before_deaf(m, port).expect("honest words")
         })
     }
 
