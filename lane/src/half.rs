@@ -9,6 +9,7 @@
 
 #[cfg(all(test, loom))]
 mod checked;
+pub mod leave;
 pub mod mem;
 mod native_calls;
 mod ring;

@@ -5,7 +5,82 @@
 
 mod sim;
 
-use sim::{buffers, op, recv, send, up, Act, ALL, TAKE_OVER};
+use lane::abi::{takeover, TakeoverWord};
+use lane::half::tx::mode;
+use sim::{buffers, op, recv, send, up, Act, Op, World, ALL, TAKE_OVER};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The daemon's first step for what end 1 sends, in the middle of which this happens.
+fn take_over(w: &mut World, inner: Vec<(usize, usize, Act)>) {
+    let (end, act) = (1, TAKE_OVER);
+    w.run(&Op { end, act, inner });
+}
+
+/// How often a takeover came to nothing, or has done something.
+fn claims(w: &World) -> u64 {
+    let seen = w.seen.borrow();
+    let all = ["taken over", "a claim that came to nothing"];
+    all.iter().filter_map(|what| seen.get(what)).sum()
+}
+
+/// Nobody leaves: the daemon does not touch the direction.
+#[test]
+fn nobody_has_asked() {
+    let mut w = up();
+    op(&mut w, 1, send(100));
+    for own in [false, true] {
+        op(&mut w, 1, Act::TakeOver { own, early: false });
+        let word = w.memory(1).daemon().takeover.load(Relaxed);
+        assert_eq!((word, claims(&w)), (TakeoverWord::default(), 0));
+    }
+    op(&mut w, 0, Act::Revoke);
+    op(&mut w, 1, TAKE_OVER);
+    assert_eq!(claims(&w), 1);
+    w.settle([0, 0], false);
+}
+
+/// An end takes its lock just before the claim, and looks just after it: it finds the direction its own, and brings the
+/// ring to TCP itself.
+#[test]
+fn an_end_that_wakes_beside_a_claim() {
+    let mut w = up();
+    op(&mut w, 1, send(100));
+    op(&mut w, 0, Act::Revoke);
+    take_over(&mut w, vec![(0, 1, Act::Wake)]);
+    assert_eq!(w.seen.borrow()["a takeover meets an end that wakes"], 1);
+    let word = w.memory(1).daemon().takeover.load(Relaxed);
+    assert_eq!(word.phase(), takeover::NONE);
+    assert_eq!(w.host[1].tx.mode.load(Relaxed), mode::TCP);
+    w.settle([0, 0], false);
+    assert_eq!((w.host[0].got.get(), claims(&w)), (100, 0));
+}
+
+/// Between the daemon's look at the state and its claim, the end goes down, up again, and is revoked again. A claim of
+/// the epoch that was looked at says nothing about the new one: whatever the end does next, every byte is on TCP once.
+#[test]
+fn another_epoch_before_the_claim() {
+    for at in 0..12 {
+        let mut w = up();
+        op(&mut w, 1, send(100));
+        op(&mut w, 0, Act::Revoke);
+        let all = [
+            (1, Act::Look),
+            (0, Act::Revoke),
+            (1, ALL),
+            (0, recv(200)),
+            (0, Act::Ready),
+            (1, Act::TryUp),
+            (1, send(50)),
+            (0, Act::Revoke),
+        ];
+        let mut inner: Vec<_> = all.into_iter().map(|(end, act)| (0, end, act)).collect();
+        inner.push((at, 1, Act::Look));
+        take_over(&mut w, inner);
+        assert_eq!((w.host[1].tx.ups.load(Relaxed), claims(&w)), (2, 0));
+        w.settle([0, 0], false);
+        assert_eq!(w.host[0].got.get(), 150, "{at}");
+    }
+}
 
 /// A FIN that a shutdown has left to the daemon is no sign of a death, though the end has bytes unread on its ring.
 #[test]

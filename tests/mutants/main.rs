@@ -27,7 +27,7 @@ use underpass_rdma::sim::Rng;
 use underpass_tests::harness::paths;
 
 /// What is mutated.
-const PLACES: [&str; 13] = [
+const PLACES: [&str; 16] = [
     "lane/src/proto/frame.rs",
     "lane/src/half/native_calls.rs",
     "lane/src/half/ring.rs",
@@ -36,9 +36,12 @@ const PLACES: [&str; 13] = [
     "lane/src/half/tx.rs",
     "lane/src/half/tx/",
     "daemon/src/core/remote.rs",
+    "daemon/src/core/takeover.rs",
     "daemon/src/dataplane/thread.rs",
     "daemon/src/dataplane/rail.rs",
     "daemon/src/dataplane/rail/",
+    "daemon/src/lanes/groups/takeover.rs",
+    "daemon/src/lanes/takeover.rs",
     "daemon/rdma/src/engine.rs",
     "daemon/rdma/src/engine/",
 ];

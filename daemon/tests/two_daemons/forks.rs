@@ -5,6 +5,7 @@ use super::family::{add_holder, is_holder, Entry};
 use super::process::{Call, End, Process};
 use super::seen::{note, tell};
 use lane::half::tx;
+use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use underpassd::os::system::System;
 
@@ -31,7 +32,7 @@ impl Process {
         for e in self.ends.iter().filter(|e| e.sock.is_some()) {
             let c = self.family.conn(e.entry.borrow().index);
             c.forks.fetch_add(1, Relaxed);
-            let sock = e.sock.as_ref().map(|s| s.try_clone().unwrap());
+            let sock = e.sock.as_ref().map(|s| Rc::new(s.try_clone().unwrap()));
             self.machine.opens(pid, c.inode.load(Relaxed));
             child.ends.push(End {
                 name: e.name,

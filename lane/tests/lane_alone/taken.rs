@@ -3,9 +3,8 @@
 use super::end::*;
 use lane::abi::{rx, takeover, tx, Cursor, TakeoverWord, TxWord};
 use lane::half::rx::{mode as receives, How};
-
 use lane::half::tx::{claim, is_asked, mode, TxState};
-use lane::half::Received;
+use lane::half::{Progress, Received};
 use lane::proto::frame::LEN;
 use lane::proto::reason::Reason;
 use std::sync::atomic::Ordering::Relaxed;
@@ -33,6 +32,81 @@ fn who_may_be_taken_over() {
         let state = TxWord::new(SECOND, phase);
         let asks = own && phase == tx::DOWNING;
         assert_eq!(is_asked(&m, state, own), asks, "{phase:?} {flags:?} {own}");
+    }
+}
+
+/// A claim that meets an end at work, or a state that is another one by now, is withdrawn at once: the end has its
+/// direction, whether the daemon comes back or not.
+#[test]
+fn a_claim_that_comes_to_nothing() {
+    for remote in [false, true] {
+        for (said, busy) in [
+            (TxWord::new(FIRST, tx::UP), true),
+            (TxWord::new(FIRST, tx::DOWNING), false),
+            (TxWord::new(SECOND, tx::UP), false),
+        ] {
+            let e = Alone::up(remote);
+            e.send(10);
+            let word = || e.daemon().takeover.load(Relaxed);
+            let epoch = said.epoch();
+            let claimed = claim(&e.taken(), said, || {
+                assert_eq!(word(), TakeoverWord::new(epoch, takeover::TAKEN));
+                busy
+            });
+            assert!(!claimed, "{remote} {said:?} {busy}");
+            assert_eq!(word(), TakeoverWord::new(epoch, takeover::NONE));
+            assert!(!e.tx.awaits(&e.memory()));
+            e.send(10);
+        }
+    }
+}
+
+/// An end had begun its way down, and a daemon that went on with it is gone: the end counts what the daemon has put on
+/// TCP, and goes on behind that.
+#[test]
+fn what_a_daemon_has_gone_on_with() {
+    for remote in [false, true] {
+        for begun in [1, LEN - 1, LEN, LEN + 10] {
+            for more in [0, 1, LEN, LEN + 30] {
+                let e = Alone::up(remote);
+                e.send(100);
+                e.tcp.room.set(begun);
+                e.says(FIRST, rx::READY | rx::WANT_DOWN | rx::ACCEPTED);
+                assert_eq!(e.tx.down(&e.memory(), &e.tcp), Ok(Progress::Blocked));
+                let t = e.take();
+                e.tcp.room.set(more);
+                assert_eq!(t.down(&e.taken(), &e.tcp), Ok(Progress::Blocked));
+                assert_eq!((e.on_tcp(), e.mode()), (begun + more, mode::DRAIN));
+                e.tcp.room.set(1000);
+                let back = e.tx.reclaim(&e.memory(), &e.tcp);
+                assert_eq!(back, Ok(Progress::Done), "{remote} {begun} {more}");
+                assert_eq!((e.on_tcp(), e.mode()), (LEN + 100, mode::TCP));
+                assert_eq!(e.tx.tcp_pos.load(Relaxed).get() as usize, LEN + 100);
+                assert_eq!(e.tx.downs.load(Relaxed), 1, "it was on its way before");
+                assert_eq!((e.frame().cursor.get(), e.frame().rest), (0, 100));
+                assert_eq!(e.tcp.out.borrow()[LEN..], bytes(0, 100));
+            }
+        }
+    }
+}
+
+/// On one node: a daemon that is gone had begun a way down that its end had not; for the end that is one.
+#[test]
+fn a_way_down_that_only_a_daemon_had_begun() {
+    for more in [0, 30] {
+        let e = Alone::up(false);
+        e.send(100);
+        e.says(FIRST, rx::READY | rx::REVOKED);
+        let t = e.take();
+        e.tcp.room.set(more);
+        assert_eq!(t.down(&e.taken(), &e.tcp), Ok(Progress::Blocked));
+        assert_eq!((e.on_tcp(), e.tx.downs.load(Relaxed)), (more, 0));
+        e.tcp.room.set(1000);
+        let back = e.tx.reclaim(&e.memory(), &e.tcp);
+        assert_eq!((back, e.mode()), (Ok(Progress::Done), mode::TCP));
+        assert_eq!(*e.tcp.out.borrow(), bytes(0, 100));
+        assert_eq!(e.tx.tcp_pos.load(Relaxed).get(), 100);
+        assert_eq!(e.tx.downs.load(Relaxed), 1, "{more}");
     }
 }
 

@@ -1,12 +1,18 @@
-//! How an end's use of a lane, or of the connection, ends: as the shim's `promotion::leave`, `promotion::retire`,
-//! `process::shutdown` and `process::close` do it, without the waits.
+//! How an end's use of a lane, or of the connection, ends: the steps are those of `lane::half::leave` and of the halves
+//! (`come_to_fin`, `leave_fin`), as in life; what is around them is as in the shim's `promotion::leave`,
+//! `promotion::retire`, `process::shutdown` and `process::close`, without the waits.
 
 use super::{Act, Host, Wire, World, RX, TX};
 use lane::abi::{Epoch, EPOCHS};
+use lane::half::leave::{Attempt, Step};
 use lane::half::rx::{self, Revoked};
 use lane::half::tx::{mode, BeforeFin};
 use lane::half::{Progress, RxState, TxState};
+use lane::proto::reason::Reason;
 use std::sync::atomic::Ordering::Relaxed;
+
+/// Milliseconds between two attempts to leave.
+const REST_MS: u64 = 25;
 
 impl Host {
     /// Has its process no socket any more?
@@ -16,8 +22,13 @@ impl Host {
 }
 
 impl World {
-    /// An end leaves its lane, or goes on with that. No lock is held.
+    /// An end leaves its lane, or goes on with that: each attempt after the first one some time later. No lock is held.
     pub(super) fn leave(&self, e: usize) {
+        self.attempt(e, false);
+    }
+
+    /// `option`: for a call that only sets one.
+    fn attempt(&self, e: usize, option: bool) {
         let (h, peer) = (&self.host[e], &self.host[1 - e]);
         if !h.attached.get() || h.wants.get().is_some() {
             return;
@@ -26,8 +37,13 @@ impl World {
         if !self.lock(e, TX) {
             return;
         }
-        if !h.leaving.replace(true) && peer.leaving.get() {
-            self.note("both ends leave at once");
+        if h.leaving.replace(true) {
+            self.now_ms.set(self.now_ms.get() + REST_MS);
+        } else {
+            h.leaves_ms.set(self.now_ms.get());
+            if peer.leaving.get() {
+                self.note("both ends leave at once");
+            }
         }
         if self.is_orphaned(e) && h.tx.awaits(&m) {
             self.locked(e, &Act::Reclaim); // (the shim's `reclaim`, which its calls make first)
@@ -37,26 +53,38 @@ impl World {
             Err(r) => return self.poisoned(e, r),
         };
         self.shut_late(e);
+        let attempt = Attempt {
+            tx_done,
+            over: peer.dead.get() || self.net.borrow().reset,
+            option,
+            waited: self.now_ms.get() - h.leaves_ms.get(),
+        };
         self.unlock(e, TX);
         if !self.lock(e, RX) {
             return;
         }
-        let revoked = h.rx.revoke(&m, &port);
+        let step = attempt.step(&h.rx, &m, &port);
         self.unlock(e, RX);
-        match revoked {
-            Ok(Revoked::Clear) if tx_done => self.left(e),
-            Ok(Revoked::Clear | Revoked::Pending) => {}
-            Ok(Revoked::Impossible) => {
+        match step {
+            Step::Left => self.left(e),
+            Step::Again => {}
+            Step::GoesOn => {
+                self.note("a receiver goes on without its sender");
+                h.leaving.set(false);
+                h.revoking.set(false);
+            }
+            Step::Stuck(Reason::Stalled) => {
                 // (What only the ring has the shim puts back with the daemon's help: `promotion::requeue`.)
                 self.note("a leave that stalls");
                 let behind = h.rx.mode.load(Relaxed) == rx::mode::PREFIX; // (the sender's own frame)
+                let ended = peer.is_gone() || peer.wr_shut.get() || peer.failed.get();
                 assert!(
-                    behind || peer.is_gone() || peer.wr_shut.get() || peer.failed.get(),
+                    behind || attempt.over || ended,
                     "end {e} cannot leave, and the other one is there"
                 );
                 self.reset(e);
             }
-            Err(r) => self.poisoned(e, r),
+            Step::Stuck(r) => self.poisoned(e, r),
         }
     }
 
@@ -80,15 +108,9 @@ impl World {
     pub(super) fn withdraw(&self, e: usize) {
         let h = &self.host[e];
         let leaves = (h.leaving.get() || h.revoking.get()) && !h.execs.get();
-        if !leaves || !self.host[1 - e].is_gone() || !self.lock(e, RX) {
-            return;
+        if leaves && self.host[1 - e].is_gone() {
+            self.attempt(e, true);
         }
-        if h.rx.go_on(&self.memory(e)) {
-            self.note("a receiver goes on without its sender");
-            h.leaving.set(false);
-            h.revoking.set(false);
-        }
-        self.unlock(e, RX);
     }
 
     /// The other end has given the lane back: so does this one, when it is on TCP.

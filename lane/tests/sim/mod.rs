@@ -53,6 +53,8 @@ pub struct Host {
     pub revoking: Cell<bool>,
     /// Leaves its lane; has left it, and the other end may not have yet.
     pub leaving: Cell<bool>,
+    /// Since when it leaves.
+    leaves_ms: Cell<u64>,
     pub left: Cell<bool>,
     /// Its process will execute another program as soon as it has left.
     pub execs: Cell<bool>,

@@ -12,7 +12,7 @@ use crate::tcp::{self, ends, probes, reset};
 use core::sync::atomic::Ordering::*;
 use lane::abi::marks;
 use lane::family::{state, Cause, Conn};
-use lane::half::rx::Revoked;
+use lane::half::leave::{Attempt, Step};
 use lane::half::{tx, Memory, Progress};
 use lane::num;
 use lane::proto::reason::Reason;
@@ -220,12 +220,6 @@ fn begin(who: Leaver) {
     }
 }
 
-/// Milliseconds for a daemon that has not begun to take over the direction of a peer that is gone (it may have copied the
-/// socket before), and for one that has recorded it to have the bytes on TCP. Across nodes the latter is the time for bytes
-/// to arrive.
-const GONE_MS: u64 = 60;
-const COMING_MS: u64 = 100;
-
 /// One attempt of a call that has waited for so many milliseconds. `None`: something has yet to happen at the peer, or to TCP's buffer.
 /// Otherwise the result of [`leave`].
 fn step(who: Leaver, why: Reason, waited: u64) -> Option<bool> {
@@ -251,7 +245,7 @@ fn step(who: Leaver, why: Reason, waited: u64) -> Option<bool> {
         // (Asked first: what an end that is gone has said is final, and is seen below.)
         (done, is_over(c, l, group, fd))
     };
-    let (rx_done, stuck, coming) = {
+    let step = {
         let Some(_g) = lock::lock(&c.rx.lock) else {
             return Some(false);
         };
@@ -261,30 +255,24 @@ fn step(who: Leaver, why: Reason, waited: u64) -> Option<bool> {
         let Some(fd) = who.sock() else {
             return Some(true);
         };
-        let port = Sock::leaving(fd, group);
-        let (done, stuck) = match c.rx.revoke(&m, &port) {
-            Ok(Revoked::Clear) => (true, None),
-            Ok(Revoked::Pending) => (false, None),
-            Ok(Revoked::Impossible) => (true, Some(Reason::Stalled)),
-            Err(r) => (true, Some(r)),
+        let option = why == Reason::Option;
+        let attempt = Attempt {
+            tx_done,
+            over,
+            option,
+            waited,
         };
-        // The bytes that the peer has left are only on the ring: they are read there, and then the end is reported.
-        // (Unless they are, or come, on TCP.)
-        if why == Reason::Option && (stuck.is_some() || !done) && over && c.rx.go_on(&m) {
-            return Some(false);
-        }
-        let coming = c.rx.is_coming(&m) || c.rx.is_on_its_way(&m, &port);
-        (done, stuck, coming)
+        attempt.step(&c.rx, &m, &Sock::leaving(fd, group))
     };
-    let nobody = !rx_done && over && !coming && waited >= GONE_MS;
-    if let Some(r) = stuck.or(nobody.then_some(Reason::Stalled)) {
-        who.reset(r);
-        return Some(false);
+    match step {
+        Step::Again => None,
+        Step::Left => Some(gone(who.i)),
+        Step::GoesOn => Some(false),
+        Step::Stuck(r) => {
+            who.reset(r);
+            Some(false)
+        }
     }
-    if tx_done && rx_done && !(coming && waited < COMING_MS) {
-        return Some(gone(who.i));
-    }
-    None
 }
 
 /// The connection is on TCP both ways.
