@@ -382,6 +382,9 @@ pub struct View {
     pub tcp_rx: u64,
     /// Of those in `tcp_tx`, bytes that are not the application's, or that a ring has had as well.
     pub again: u64,
+    /// Of those in `tcp_rx`, bytes that are not the application's, or that it got from a ring. (Shims of before December
+    /// 2026 do not count them.)
+    pub rx_again: u64,
     /// Number of switches up of the sending half.
     pub ups: u32,
     /// The application has shut down sending while it was on a lane to another node.
@@ -535,6 +538,7 @@ impl Conn {
             tcp_tx: self.tx.tcp_pos.load(Relaxed).get(),
             tcp_rx: self.rx.tcp_pos.load(Relaxed).get(),
             again: self.tx.again.load(Relaxed),
+            rx_again: self.rx.again.load(Relaxed),
             ups: self.tx.ups.load(Relaxed),
             shut: self.tx.shut.load(Relaxed) != 0,
             forks: self.forks.load(Relaxed),

@@ -4,12 +4,14 @@
 //! The machines are emulated: TCP moves about 30 MB/s between them, RDMA a third of that. A test
 //! moves some ten megabytes in all, paced so that the machines can still answer.
 
+pub mod captured;
 pub mod closes;
 pub mod daemons;
 pub mod departures;
 pub mod inherited;
 pub mod iwarp;
 pub mod left;
+pub mod measure;
 pub mod nodes;
 pub mod plain;
 pub mod previous;

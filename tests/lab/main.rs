@@ -52,6 +52,18 @@ const TESTS: &[(&str, Test)] = &[
     ),
     ("across::ways_out", across::departures::ways_out),
     (
+        "across::a_capture_on_either_node",
+        across::captured::a_capture_on_either_node,
+    ),
+    (
+        "across::a_capture_of_much",
+        across::captured::a_capture_of_much,
+    ),
+    (
+        "across::check_measures_both_ways",
+        across::measure::check_measures_both_ways,
+    ),
+    (
         "across::redis_between_nodes",
         across::unmodified::redis_between_nodes,
     ),

@@ -19,6 +19,7 @@ pub mod program;
 pub mod redis;
 pub mod talk;
 pub mod tools;
+pub mod tshark;
 pub mod web;
 
 pub use daemon::Daemon;

@@ -25,7 +25,7 @@ use underpass_admin::capture::{Captured, Decoder};
 use underpass_admin::{Request, Response, Target};
 
 const RECONSTRUCTED: &str =
-    "Reconstructed from a lane by Underpass: these bytes did not travel in packets";
+    "Reconstructed from a lane by Underpass: these bytes did not travel in TCP segments";
 
 pub fn run(dir: Option<PathBuf>, o: &cli::Capture) -> Outcome {
     let target = match o {
@@ -180,10 +180,15 @@ impl Capture {
     /// Returns whether these were all that are wanted.
     fn add(&mut self, one: &Captured, bytes: &[u8]) -> io::Result<bool> {
         match one {
-            Captured::State { lane, up, firsts } => {
+            Captured::State {
+                lane,
+                remote,
+                up,
+                firsts,
+            } => {
                 self.firsts = *firsts;
                 if self.told.replace((*lane, *up)) != Some((*lane, *up)) {
-                    complain(mode(*lane, *up, &self.ends));
+                    complain(mode(*lane, *remote, *up, &self.ends));
                 }
             }
             Captured::Bytes {
@@ -270,11 +275,12 @@ fn gap(missing: u64, lost: u64) -> String {
     }
 }
 
-fn mode(lane: bool, up: [bool; 2], ends: &[SocketAddr; 2]) -> String {
+fn mode(lane: bool, remote: bool, up: [bool; 2], ends: &[SocketAddr; 2]) -> String {
+    let kind = if remote { "SMCR" } else { "SMCD" };
     match (lane, up) {
-        (_, [true, true]) => "SMCD in both directions".into(),
-        (_, [true, false]) => format!("SMCD from {}, TCP from {}", ends[0], ends[1]),
-        (_, [false, true]) => format!("SMCD from {}, TCP from {}", ends[1], ends[0]),
+        (_, [true, true]) => format!("{kind} in both directions"),
+        (_, [true, false]) => format!("{kind} from {}, TCP from {}", ends[0], ends[1]),
+        (_, [false, true]) => format!("{kind} from {}, TCP from {}", ends[1], ends[0]),
         (true, _) => "on TCP in both directions; waits for the lane to go up".into(),
         (false, _) => "on TCP; waits for a lane".into(),
     }

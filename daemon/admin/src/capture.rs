@@ -17,12 +17,16 @@ pub enum Captured {
     State {
         /// Is there a lane?
         lane: bool,
+        /// Is the second end on another node?
+        #[serde(default)]
+        remote: bool,
         /// Is what each end sends on the ring?
         up: [bool; 2],
         /// Sequence number of the first byte that each end has sent, if that is known.
         firsts: [Option<u32>; 2],
     },
-    /// Bytes that one end has sent over its lane, and the other one has taken.
+    /// Bytes that one end has sent over its lane, and the other one has taken; or, where the other one is on another node,
+    /// that have left for it or arrived from it.
     Bytes {
         /// The end that sent them.
         from: u8,
@@ -122,6 +126,7 @@ mod tests {
             (
                 Captured::State {
                     lane: true,
+                    remote: true,
                     up: [true, false],
                     firsts: [Some(u32::MAX), None],
                 },

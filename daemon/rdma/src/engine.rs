@@ -26,9 +26,11 @@ mod out;
 mod outward;
 mod post;
 mod request;
+mod tap;
 
 pub use api::{Config, Control, Event, Fault, Host, LinkView, Rail, Stats};
 pub use clients::ClientMemory;
+pub use tap::Tap;
 
 use crate::verbs::{Completion, CompletionQueue, Provider};
 use lanes::Lanes;

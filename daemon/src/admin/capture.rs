@@ -23,15 +23,16 @@ use underpass_admin::{Response, Target};
 /// A capture that may begin.
 pub(super) struct Begun {
     caller: Caller,
-    ends: [Watched; 2],
+    /// The end that was named, and the other one if it is on this node.
+    ends: [Option<Watched>; 2],
     /// Did the end that was named call `connect`?
     client: bool,
     answer: Response,
     seat: Seat,
 }
 
-/// Looks the connection up, and whether the caller may see its bytes: root on the node may; others if both ends are
-/// theirs.
+/// Looks the connection up, and whether the caller may see its bytes: root on the node may; others if all ends that are
+/// on this node are theirs. (Of a connection to another node, that is the one whose process has these bytes anyway.)
 pub(super) async fn begin(
     shared: &Shared,
     caller: Caller,
@@ -39,29 +40,30 @@ pub(super) async fn begin(
     all: &[Entry],
 ) -> Result<Begun, String> {
     let end = named(&caller, target, all)?;
-    if end.row.remote {
-        return Err("a connection to another node cannot be captured yet".into());
+    let mut here = vec![end];
+    if !is_remote(shared, end) {
+        let other = end.other.and_then(|o| all.get(o)).filter(|o| o.tracked());
+        let missing = "the other end of that connection is not under Underpass on this node";
+        here.push(other.ok_or(missing)?);
     }
-    let other = end.other.and_then(|o| all.get(o)).filter(|o| o.tracked());
-    let other =
-        other.ok_or("the other end of that connection is not under Underpass on this node")?;
-    let refused = "both ends of a connection must be yours if you want to see its bytes";
-    let owners: [Option<(u32, Watched)>; 2] = [end, other].map(|e| {
-        let core = shared.borrow();
-        let uid = core.clients.get(&e.client)?.uid;
-        Some((uid, core.watched((e.client, e.conn, e.gen))?))
-    });
-    let [Some(a), Some(b)] = owners else {
-        return Err("a program of that connection has no connection to this daemon".into());
+    let refused = match here.len() {
+        1 => "that connection must be yours if you want to see its bytes",
+        _ => "both ends of a connection must be yours if you want to see its bytes",
     };
-    let theirs = [(&a, end), (&b, other)];
-    if !theirs.iter().all(|(o, e)| caller.may_act(o.0, e.row.netns)) {
-        return Err(refused.into());
+    let mut ends = [None, None];
+    for (of, e) in ends.iter_mut().zip(&here) {
+        let core = shared.borrow();
+        let uid = core.clients.get(&e.client).map(|c| c.uid);
+        let watched = core.watched((e.client, e.conn, e.gen));
+        let (Some(uid), Some(watched)) = (uid, watched) else {
+            return Err("a program of that connection has no connection to this daemon".into());
+        };
+        if !caller.may_act(uid, e.row.netns) {
+            return Err(refused.into());
+        }
+        *of = Some(watched);
     }
-    let pids: HashSet<u32> = theirs
-        .iter()
-        .flat_map(|(_, e)| e.row.pids.clone())
-        .collect();
+    let pids: HashSet<u32> = here.iter().flat_map(|e| e.row.pids.clone()).collect();
     let uid = caller.uid;
     let asked = move || pids.into_iter().all(|p| may_trace(uid, p));
     let root = caller.all || caller.root;
@@ -70,7 +72,7 @@ pub(super) async fn begin(
     }
     let seat = shared.borrow().captures.take(caller.uid);
     Ok(Begun {
-        ends: [a.1, b.1],
+        ends,
         client: end.row.role == "client",
         answer: Response::Capture {
             local: end.row.local.clone(),
@@ -79,6 +81,12 @@ pub(super) async fn begin(
         seat: seat.ok_or("there are too many captures already")?,
         caller,
     })
+}
+
+/// Is its other end on another node?
+fn is_remote(shared: &Shared, end: &Entry) -> bool {
+    let across = |(a, b): (SocketAddr, SocketAddr)| shared.borrow().between(a.ip(), b.ip());
+    end.row.remote || end.other.is_none() && end.addresses().and_then(across).is_some()
 }
 
 /// The one end that is meant. Where both ends of a connection fit, the first of the two addresses says which.
@@ -145,10 +153,15 @@ impl Begun {
             .spawn(move || reader.run())?;
         let caller = self.caller;
         let may = |c: &Client| caller.may_act(c.uid, c.netns);
+        let [Some(first), second] = &self.ends else {
+            return Ok(());
+        };
+        let mut told = None;
         while asked.recv().await.is_some() {
             let core = shared.borrow();
-            let lane = core.captured(&self.ends, may).map(|f| (f.files, f.side));
-            let alive = self.ends.each_ref().map(|e| core.has_family(e));
+            let lane = core.captured(first, second.as_ref(), &mut told, may);
+            let has_process = |e: &Option<Watched>| e.as_ref().is_none_or(|e| core.has_family(e));
+            let alive = self.ends.each_ref().map(has_process);
             if answer.send(Answer { lane, alive }).is_err() {
                 break;
             }

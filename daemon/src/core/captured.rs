@@ -4,6 +4,8 @@ use super::Core;
 use crate::clients::client::Client;
 use crate::clients::family::Family;
 use crate::clients::ids::ConnRef;
+use crate::lanes::capture::along::{Along, Lane};
+use crate::lanes::capture::arrivals::{self, Arrivals, End};
 use crate::lanes::groups::LaneFiles;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -46,7 +48,10 @@ impl Drop for Seat {
     }
 }
 
-/// An end of a connection that is captured.
+/// Link group and slot of a lane, and how often the slot was used before.
+pub(crate) type Use = ((u64, u32), u32);
+
+/// An end, on this node, of a connection that is captured.
 #[derive(Clone)]
 pub(crate) struct Watched {
     pub family: Arc<Family>,
@@ -58,13 +63,6 @@ impl Watched {
     fn is(&self, end: ConnRef, of: &Client) -> bool {
         (self.conn, self.gen) == (end.conn, end.gen) && self.family.ident == of.family.ident
     }
-}
-
-/// The lane of a connection.
-pub(crate) struct Found {
-    pub files: LaneFiles,
-    /// The side of the first of the two ends.
-    pub side: usize,
 }
 
 impl<V: Provider> Core<V> {
@@ -86,30 +84,65 @@ impl<V: Provider> Core<V> {
         self.of_family(end.family.ident).next().is_some()
     }
 
-    /// The lane of these two, if this daemon has paired them. (What a table says of link groups is not believed.)
+    /// The lane of these two, if this daemon has paired them; without a second one, the lane of the first one to another
+    /// node. (What a table says of link groups is not believed.) What arrives on that is told from now on, unless this
+    /// use of its slot is the last one of which it was.
     pub(crate) fn captured(
         &self,
-        ends: &[Watched; 2],
+        first: &Watched,
+        second: Option<&Watched>,
+        told: &mut Option<Use>,
         may: impl Fn(&Client) -> bool,
-    ) -> Option<Found> {
-        let mut kin = self.of_family(ends[0].family.ident);
-        let (files, side) = kin.find_map(|c| {
+    ) -> Option<Lane> {
+        let mut kin = self.of_family(first.family.ident);
+        let (files, who) = kin.find_map(|c| {
             let who = ConnRef {
                 client: c.id,
-                conn: ends[0].conn,
-                gen: ends[0].gen,
+                conn: first.conn,
+                gen: first.gen,
             };
-            let files = self.groups.files(who)?;
-            let side = files.ends.iter().position(|e| *e == who)?;
-            Some((files, side))
+            Some((self.groups.files(who)?, who))
         })?;
+        let side = files.ends.iter().position(|e| *e == who)?;
         let ok = |side: usize, watched: &Watched| {
             let end = files.ends[side];
             let client = self.clients.get(&end.client);
             client.is_some_and(|c| watched.is(end, c) && may(c))
         };
-        let both = ok(side, &ends[0]) && ok(1 - side, &ends[1]);
-        both.then_some(Found { files, side })
+        let other = match second {
+            Some(s) => !files.remote && ok(1 - side, s),
+            None => files.remote,
+        };
+        if !(other && ok(side, first)) {
+            return None;
+        }
+        let this = Some((files.at, files.uses));
+        let mut arrivals = None;
+        if files.remote && *told != this {
+            arrivals = self.tap(&files, who, first.family.clone());
+            *told = if arrivals.is_some() { this } else { *told };
+        }
+        Some(Lane {
+            files,
+            side,
+            arrivals,
+        })
+    }
+
+    /// Has what arrives on this lane from another node told, until the returned end is dropped. `None`: the lane is over.
+    fn tap(&self, files: &LaneFiles, who: ConnRef, family: Arc<Family>) -> Option<Arrivals> {
+        let (tapped, arrivals) = arrivals::tap(End { family, who }, files.uses);
+        let plane = self.rails.as_ref()?;
+        let there = plane.lock().tap(files.at, who, Box::new(tapped));
+        there.then_some(arrivals)
+    }
+
+    /// Reads along on the lane of this end to another node: for tests of what a capture shows.
+    #[doc(hidden)]
+    pub fn along(&self, who: ConnRef) -> Option<(Along, Arc<Family>)> {
+        let watched = self.watched((who.client, who.conn, who.gen))?;
+        let lane = self.captured(&watched, None, &mut None, |_| true)?;
+        Some((Along::new(lane, [0; 2])?, watched.family))
     }
 }
 

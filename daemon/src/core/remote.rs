@@ -189,6 +189,9 @@ impl<V: Provider> Core<V> {
         );
         match made {
             Ok((group, slot, uses)) => {
+                for (end, first) in ends.into_iter().zip(p.firsts) {
+                    self.groups.proven((group, slot), end, (0, first));
+                }
                 self.rails(|r| r.begin(p, (group, slot), uses, family));
                 self.act(out, Reason::Memory, RETRY_TROUBLE_MS);
             }

@@ -1,17 +1,20 @@
-//! Reads along on one direction of a lane within the node, as a third party that neither end knows of. It writes
-//! nothing, so it has no cursor, and nobody waits for it: what it does not read in time is overwritten.
+//! Reads along on one direction of a lane whose sender is on this node, as a third party that neither end knows of. It
+//! writes nothing, so it has no cursor, and nobody waits for it: what it does not read in time is overwritten. What
+//! comes from another node: [`arrivals`].
 //!
 //! What it must never do: show bytes that are torn, that are another connection's, or that the sender has taken back.
 //! Therefore bytes are copied as soon as they are published, and believed only if the words that are read *after* the
 //! copy say that nobody can have written there; and they are shown when the reader has them, or, if the direction is on
-//! TCP again, when it is certain that its end had sent them.
+//! TCP again, when it is certain that its end had sent them. To another node, all that is published is sent.
 
+pub(crate) mod along;
+pub(crate) mod arrivals;
 mod opened;
 
-pub(crate) use opened::{OpenLane, Sender};
+use opened::{OpenLane, Sender};
 
 use lane::abi::{
-    loc_index, tx, Cursor, Epoch, Loc, TxPhase, EPOCHS, RING_LOG2_MAX, UNPUBLISHED_MAX,
+    loc_index, tx, Cursor, Epoch, Loc, TcpPos, TxPhase, TxWord, EPOCHS, RING_LOG2_MAX, UNPUBLISHED_MAX,
 };
 use lane::half::Memory;
 use std::collections::VecDeque;
@@ -50,7 +53,7 @@ pub(crate) trait Surroundings {
 
 /// Bytes of the direction, to be shown.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub struct Piece {
     /// Where they are in the stream of the application.
     pub at: u64,
     /// Bytes before them that were on the ring, and could not be read in time.
@@ -80,7 +83,8 @@ pub(crate) struct Follower {
     origin: Option<Cursor>,
     epoch: Option<Epoch>,
     start: Cursor,
-    /// Bytes of the application on TCP before this epoch.
+    /// Position on TCP at which this epoch begins, and bytes of the application before that.
+    up_tcp_pos: TcpPos,
     tcp: u64,
     /// Up to where everything is copied, or lost.
     copied: Cursor,
@@ -107,6 +111,7 @@ impl Follower {
             origin: None,
             epoch: None,
             start: Cursor::default(),
+            up_tcp_pos: TcpPos::default(),
             tcp: 0,
             copied: Cursor::default(),
             shown: Cursor::default(),
@@ -152,17 +157,29 @@ impl Follower {
         if state.phase() == tx::NONE {
             return Look::Moved(false);
         }
-        // (Of an epoch that is over when it is seen first, nobody knows any more how much TCP had before it.)
-        let known = self.epoch == Some(state.epoch());
-        if !known && (state.phase() != tx::UP || !self.turn(m, state.epoch(), around, show)) {
-            return Look::Moved(false);
-        }
         // Acquire: pairs with the Release in `TxState::put`; the bytes before the head are in the ring.
-        let head = m.own_head().load(Acquire);
+        let mut head = m.own_head().load(Acquire);
+        if !self.knows(m, state.epoch()) {
+            // (Of an epoch that is over when it is seen first, nobody knows any more how much TCP had before it.)
+            if state.phase() != tx::UP || !self.turn(m, state.epoch(), around, show) {
+                return Look::Moved(false);
+            }
+            head = m.own_head().load(Acquire); // as above
+            if !self.knows(m, state.epoch()) {
+                return Look::Moved(true);
+            }
+        }
         let copied = self.copy(m, state.epoch(), head, around);
         let shown = self.settled(m, state.epoch());
         let any = shown.is_some_and(|to| self.show_to(to, show));
         Look::Moved(copied || any)
+    }
+
+    /// Is the switch of this epoch known? To another node, one that was refused may be asked for again in the same epoch,
+    /// at another place. Called after the head was loaded: a head behind the start is of the switch that is found here.
+    fn knows(&self, m: &Memory<'_>, epoch: Epoch) -> bool {
+        let same = !m.is_remote() || m.own_tx().up_tcp_pos.load(Relaxed) == self.up_tcp_pos;
+        self.epoch == Some(epoch) && same
     }
 
     /// Begins an epoch. `false`: its words changed while they were read, or its place in the stream is not known yet.
@@ -179,8 +196,9 @@ impl Follower {
             return false;
         };
         let origin = self.origin.or_else(|| origin(m, around, ledger, start));
-        fence(SeqCst); // the words before, and then whether they were this epoch's
-        let (Some(origin), true) = (origin, w.state.load(Acquire).epoch() == epoch) else {
+        fence(SeqCst); // the words before, and then whether they were this epoch's, and no frame was counted yet
+        let same = w.state.load(Acquire) == TxWord::new(epoch, tx::UP);
+        let (Some(origin), true) = (origin, same) else {
             return false;
         };
         match self.epoch {
@@ -195,7 +213,7 @@ impl Follower {
             Some(before) => {
                 // What the last epoch had put on the ring lies before the start of the next one. After more than one,
                 // nobody knows what was taken back in between.
-                if epoch != before.next() {
+                if epoch != before && epoch != before.next() {
                     self.runs.clear();
                 }
                 self.take_back(start);
@@ -206,6 +224,7 @@ impl Follower {
         self.origin = Some(origin);
         self.epoch = Some(epoch);
         self.start = start;
+        self.up_tcp_pos = tcp;
         self.tcp = tcp.get().saturating_sub(ledger.again);
         true
     }
@@ -345,6 +364,12 @@ impl Follower {
             return None;
         }
         let phase = w.state.load(Acquire).phase();
+        if m.is_remote() {
+            // Its daemon may have forwarded what is published, so nothing is taken back (`TxState::take_back`).
+            let head = m.own_head().load(Acquire);
+            fence(SeqCst);
+            return same(None).then_some(head);
+        }
         if !matches!(phase, tx::DOWN | tx::RESUMED | tx::ENDED) {
             return Some(read);
         }
@@ -392,7 +417,8 @@ fn origin(
     ledger: Ledger,
     start: Cursor,
 ) -> Option<Cursor> {
-    if ledger.ups == 1 {
+    // (To another node, a switch counts when it is granted.)
+    if ledger.ups == u32::from(!m.is_remote()) {
         return Some(start); // the first bytes of this lane
     }
     let (mut least, mut n): (Option<Cursor>, u32) = (None, 0);

@@ -7,6 +7,7 @@
 
 #[path = "../../rdma/tests/sim/app.rs"]
 pub mod app;
+mod along;
 mod calls;
 mod chaos;
 mod end;
@@ -108,6 +109,9 @@ pub struct World {
     nested: Cell<bool>,
     pub script: RefCell<Option<Script>>,
     pids: Cell<u32>,
+    captures: RefCell<Vec<along::Capture>>,
+    /// Chance of their own: what happens in a world does not depend on who reads along.
+    watcher: RefCell<Rng>,
     /// Looks at errors of which nobody has said the cause.
     errors: Cell<u64>,
 }
@@ -140,6 +144,8 @@ impl World {
             nested: Cell::new(false),
             script: RefCell::default(),
             pids: Cell::new(FIRST_PID),
+            captures: RefCell::default(),
+            watcher: RefCell::new(Rng(seed ^ 0xca_97)),
             errors: Cell::new(0),
         });
         for n in 0..2 {
@@ -301,6 +307,7 @@ impl World {
                 moved |= self.run_process(n, p, calm);
             }
         }
+        self.read_along();
         self.see_given_up();
         if !moved {
             self.pass(self.below(200_000));

@@ -1,5 +1,6 @@
 //! A node: its daemon, whole, with a clock and helpers of the test's, and its processes.
 
+use super::along::Look;
 use super::listing::{Known, Listing};
 use super::machine::Machine;
 use super::process::{Process, Wire};
@@ -230,6 +231,18 @@ impl Node {
 
     pub fn process(&self, p: usize) -> Rc<RefCell<Process>> {
         self.processes.borrow()[p].clone()
+    }
+
+    /// A capture of the lane of a process's end, if it has one.
+    pub fn along(&self, pid: u32, (conn, gen): (u32, u32)) -> Option<Look> {
+        let d = self.daemon.try_borrow().ok()?;
+        let client = d.clients.get(&pid)?.id;
+        let (mut along, table) = d.core.along(ConnRef { client, conn, gen })?;
+        Some(Box::new(move |first, show| {
+            let tables = [Some(&table), None];
+            let seen = along.look(tables, first, &mut |end, p| show(end, p.at, p.lost, &p.bytes));
+            !seen.over
+        }))
     }
 
     /// The daemon is killed, and another one started.

@@ -102,6 +102,9 @@ pub struct RxState {
     skip: AtomicU64,
     /// The mode before the revocation (REVOKING).
     revoked_mode: AtomicU32,
+    /// Number of bytes taken from TCP that are not the application's: frames, and what TCP repeats of the ring. Counted
+    /// behind `tcp_pos`.
+    pub again: AtomicU64,
 }
 
 /// Result of a receive.
@@ -148,6 +151,13 @@ pub enum Revoked {
 native_calls::methods!(RxState);
 
 impl RxState {
+    /// Bytes were taken from TCP that are not the application's.
+    pub(super) fn took_again(&self, n: u64) {
+        self.tcp_pos.add(n, Relaxed);
+        // Release: whoever sees this has seen the other.
+        self.again.fetch_add(n, Release);
+    }
+
     /// Does this direction receive from the ring?
     pub fn is_up(&self) -> bool {
         matches!(self.mode.load(Relaxed), mode::RING | mode::LAST | mode::FIN)

@@ -71,6 +71,7 @@ fn captured(
     let mut c = Capture::new(ends, BufWriter::new(to), most).unwrap();
     let state = Captured::State {
         lane: true,
+        remote: false,
         up: [true; 2],
         firsts,
     };

@@ -9,15 +9,17 @@ see. The segments are reconstructed; no such packets were sent. Addresses, order
 sequence numbers are as if the bytes had gone over TCP. If the daemon has no record of the connection's own \
 sequence numbers, they begin with 1.
 
-A segment is written when the other end has taken its bytes, with the time at which that was seen. Reading \
-along never delays the connection. So where it moves bytes faster than they can be read, some are missing: \
+A segment is written when the other end has taken its bytes, with the time at which that was seen; if the \
+other end is on another node, when they have left for it or arrived from it. Reading along never delays the \
+connection. So where it moves bytes faster than they can be read, some are missing: \
 the sequence numbers jump, and the next segment has a comment that says how many. Bytes that go over TCP \
 while a direction is not up are missing in the same way; tcpdump has them.
 
-Both ends have to be on this node. It waits while the connection is on TCP, and ends with the connection.
+Of a connection to another node (SMCR), this node's daemon shows what its end sends and receives. It waits \
+while the connection is on TCP, and ends with the connection.
 
-Root on the node may capture every connection, others those whose two ends both are theirs. Nobody can \
-from within a pod.";
+Root on the node may capture every connection, others those whose ends on this node are all theirs. Nobody \
+can from within a pod.";
 
 pub(super) const CAPTURE_AFTER: &str = "\
 Examples:

@@ -1,5 +1,6 @@
 //! The state of the incoming direction of a lane.
 
+use super::tap::Tap;
 use crate::wire::Place;
 use lane::abi::{Cursor, Epoch, Loc, RxWord, TxPhase};
 use lane::num;
@@ -54,6 +55,8 @@ pub(super) struct In {
     pub wants_landed: Option<Cursor>,
     pub landed_reply: Option<(Epoch, Cursor)>,
     pub landed_replied: Option<(Epoch, Cursor)>,
+    /// Who reads along.
+    pub tap: Option<Box<dyn Tap>>,
 }
 
 impl In {
@@ -91,6 +94,13 @@ impl In {
             Some(stale) if stale > self.cursor => self.head.min(stale.back(1)),
             _ => self.head,
         }
+    }
+
+    /// The ring that has the byte at this cursor, and up to where it does; the bytes end before `head`.
+    pub(super) fn ring_of(&self, at: Cursor, head: Cursor) -> Option<(Loc, Cursor)> {
+        let n = self.rings.iter().rposition(|r| r.from <= at)?;
+        let end = self.rings.get(n + 1).map_or(head, |next| next.from);
+        Some((self.rings[n].loc, end.min(head)))
     }
 
     /// Was the direction ever on the ring?

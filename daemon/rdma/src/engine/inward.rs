@@ -92,6 +92,7 @@ impl<P: Provider> Pair<P> {
     fn show_head(&mut self, lane: &mut Lane) {
         let head = lane.inn.ceiling();
         if head > lane.inn.shown {
+            self.tell_tap(lane, head);
             lane.inn.shown = head;
             if let Some(p) = self.clients.get(&lane.client) {
                 // Release: pairs with the Acquire in `RxState::head`; the bytes have arrived, because the completion
@@ -186,6 +187,9 @@ impl<P: Provider> Pair<P> {
         (i.start, i.head, i.shown, i.cursor, i.told) = (start, start, start, start, start);
         i.stale = (at != start).then_some(at);
         i.wants = false;
+        if let Some(tap) = &mut i.tap {
+            tap.up(tcp_pos, start);
+        }
         true
     }
 

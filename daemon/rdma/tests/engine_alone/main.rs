@@ -16,5 +16,6 @@ mod reach;
 mod rest;
 mod sides;
 mod stuck;
+mod tapped;
 mod tokens;
 mod waiting;

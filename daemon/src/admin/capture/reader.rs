@@ -1,8 +1,8 @@
 //! The thread of a capture.
 
 use crate::core::captured::Watched;
-use crate::lanes::capture::{Follower, Look, OpenLane, Piece, Sender};
-use crate::lanes::groups::LaneFiles;
+use crate::lanes::capture::along::{Along, Lane, Seen};
+use crate::lanes::capture::Piece;
 use lane::family::{state, View};
 use lane::num;
 use std::io::{self, Read, Write};
@@ -24,8 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What the core says of the connection.
 pub(super) struct Answer {
-    /// Its lane, and the side of its first end.
-    pub lane: Option<(LaneFiles, usize)>,
+    pub lane: Option<Lane>,
     /// Has each end a process?
     pub alive: [bool; 2],
 }
@@ -80,22 +79,9 @@ impl Out {
     }
 }
 
-/// The lane as it is followed; both by end, not by side.
-struct Followed {
-    lane: OpenLane,
-    /// Side of end 0.
-    side: usize,
-    followers: [Follower; 2],
-}
-
-impl Followed {
-    fn side(&self, end: usize) -> usize {
-        self.side ^ end
-    }
-}
-
 pub(super) struct Reader {
-    ends: [Watched; 2],
+    /// The second one is on another node if it is not there.
+    ends: [Option<Watched>; 2],
     /// The end whose bytes are shown before the other's where both have come: who has made the connection asks, and the
     /// other one answers.
     asker: usize,
@@ -104,7 +90,7 @@ pub(super) struct Reader {
     answers: Receiver<Answer>,
     asked: Option<Instant>,
     alive: [bool; 2],
-    followed: Option<Followed>,
+    followed: Option<Along>,
     /// Bytes that each end sent over lanes before this one, while they were captured.
     former: [u64; 2],
     /// Where what each end has sent, as far as it was shown, ends.
@@ -117,7 +103,7 @@ pub(super) struct Reader {
 
 impl Reader {
     pub(super) fn new(
-        ends: [Watched; 2],
+        ends: [Option<Watched>; 2],
         client: bool,
         (stream, first): (UnixStream, Vec<u8>),
         (ask, answers): (mpsc::Sender<()>, Receiver<Answer>),
@@ -152,10 +138,9 @@ impl Reader {
             Ok(why) => why,
             Err(e) => return tracing::debug!("a capture ends: {e}"),
         };
-        let followers = self.followed.iter().flat_map(|f| &f.followers);
         let end = Captured::End {
             why: why.into(),
-            unread: followers.map(Follower::unread).sum(),
+            unread: self.followed.as_ref().map_or(0, Along::unread),
         };
         end.encode(b"", &mut self.out.waiting);
         while self.out.flush().is_ok() && !self.out.waiting.is_empty() {
@@ -176,9 +161,8 @@ impl Reader {
             if looked.elapsed() > ASK {
                 looked = Instant::now();
                 // (One that has closed may have been faster than the reader at the other end.)
-                let gone = [0, 1].map(|e| !self.alive[e] || self.view(e).is_none());
-                let unread = |f: &Followed| f.followers.iter().any(|f| f.unread() > 0);
-                let read = !self.followed.as_ref().is_some_and(unread);
+                let gone = [0, 1].map(|e| !self.alive[e] || self.view(self.known(e)).is_none());
+                let read = self.followed.as_ref().is_none_or(|f| f.unread() == 0);
                 last = gone == [true; 2] || gone != [false; 2] && read && !moved;
             }
             rest = match (&self.followed, moved) {
@@ -190,99 +174,89 @@ impl Reader {
         }
     }
 
+    /// This end, or the other one if this one is on another node.
+    fn known(&self, end: usize) -> usize {
+        match self.ends[end] {
+            Some(_) => end,
+            None => 1 - end,
+        }
+    }
+
     /// The entry of an end, as long as it is that connection's.
     fn view(&self, end: usize) -> Option<View> {
-        let e = &self.ends[end];
+        let e = self.ends[end].as_ref()?;
         let view = e.family.view(e.conn);
         view.filter(|v| v.gen == e.gen && v.state == state::OPEN)
     }
 
-    /// What the application at this end has sent, by its table.
+    /// What the application at this end has sent, by its table; or what the other end has received, by that one's.
     fn sent(&self, end: usize) -> u64 {
-        let of = |v: View| v.tcp_tx.wrapping_add(v.lane_tx).wrapping_sub(v.again);
-        self.view(end).map_or(0, of)
+        let known = self.known(end);
+        let of = |v: View| match known == end {
+            true => v.tcp_tx.wrapping_add(v.lane_tx).wrapping_sub(v.again),
+            false => v.tcp_rx.wrapping_add(v.lane_rx).wrapping_sub(v.rx_again),
+        };
+        self.view(known).map_or(0, of)
     }
 
     /// Asks it now and then which lane there is, and does not wait for the answer.
     fn talk_to_core(&mut self) {
         while let Ok(a) = self.answers.try_recv() {
             self.alive = a.alive;
-            if let Some((files, side)) = a.lane {
-                self.enter(files, side);
+            if let Some(lane) = a.lane {
+                self.enter(lane);
             }
         }
-        let grown = self.followed.as_ref().is_some_and(|f| f.lane.has_grown());
+        let grown = self.followed.as_ref().is_some_and(|f| f.has_grown());
         let due = self.asked.is_none_or(|t| t.elapsed() > ASK || grown);
         if due && self.ask.try_send(()).is_ok() {
             self.asked = Some(Instant::now());
         }
     }
 
-    fn enter(&mut self, files: LaneFiles, side: usize) {
+    fn enter(&mut self, lane: Lane) {
+        let (files, side) = (&lane.files, lane.side);
         self.firsts = [files.firsts[side], files.firsts[1 - side]];
-        match &mut self.followed {
-            Some(f) if f.lane.files().is_same_lane(&files) => f.lane.grow(files),
-            _ => {
-                self.leave();
-                let uses = files.uses;
-                let Some(lane) = OpenLane::new(files) else {
-                    return;
-                };
-                self.followed = Some(Followed {
-                    lane,
-                    side,
-                    followers: self.former.map(|f| Follower::new(uses, f)),
-                });
-            }
+        if !self.followed.as_mut().is_some_and(|f| f.grow(files)) {
+            self.look(); // what came last on the former one
+            self.leave();
+            self.followed = Along::new(lane, self.former);
         }
     }
 
     /// The lane is over.
     fn leave(&mut self) {
         if let Some(f) = self.followed.take() {
-            self.former = f.followers.map(|f| f.sent_over_lanes());
+            self.former = f.over_lanes();
         }
     }
 
     /// Looks at both directions. Returns whether anything has moved.
     fn look(&mut self) -> bool {
         let mut found: [Vec<Piece>; 2] = Default::default();
-        let (mut moved, mut over, mut up) = (false, false, [false; 2]);
+        let mut seen = Seen::default();
         if let Some(f) = &mut self.followed {
+            let tables = self.ends.each_ref().map(|e| e.as_ref().map(|e| &e.family));
             // The answers first, which are shown last: what they answer has been there before.
-            for end in [1 - self.asker, self.asker] {
-                let side = f.side(end);
-                let Some(m) = f.lane.memory(side) else {
-                    continue;
-                };
-                let sender = Sender {
-                    lane: &f.lane,
-                    side,
-                    family: &self.ends[end].family,
-                };
-                match f.followers[end].look(&m, &sender, &mut |p| found[end].push(p)) {
-                    Look::Moved(any) => moved |= any,
-                    Look::Over => over = true,
-                }
-                up[end] = f.followers[end].is_up(&m);
-            }
+            seen = f.look(tables, 1 - self.asker, &mut |end, p| found[end].push(p));
         }
-        if over {
+        if seen.over {
             self.leave();
         }
-        self.tell(up);
+        self.tell(seen.up);
         for end in [self.asker, 1 - self.asker] {
             for p in std::mem::take(&mut found[end]) {
                 self.show(end, &p);
             }
         }
-        moved
+        seen.moved
     }
 
     /// Tells the tool how the connection is carried, if that has changed.
     fn tell(&mut self, up: [bool; 2]) {
         let now = Captured::State {
             lane: self.followed.is_some(),
+            remote: self.ends[1].is_none(),
             up,
             firsts: self.firsts,
         };

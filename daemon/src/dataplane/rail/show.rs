@@ -7,7 +7,7 @@ use crate::clients::ids::ConnRef;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use underpass_admin::{RailLinks, RailRow, RailStats};
-use underpass_rdma::engine::{LinkId, LinkView, Stats};
+use underpass_rdma::engine::{LinkId, LinkView, Stats, Tap};
 use underpass_rdma::verbs::{Gid, Provider};
 
 /// A GID as text; empty until the peer has told its own.
@@ -30,6 +30,16 @@ impl<V: Provider> Rails<V> {
             row.or_insert_with(|| node.row(link).map(Arc::new)).clone()
         };
         asked.iter().map(row).collect()
+    }
+
+    /// From now on, this one is told what arrives for the lane of that end. `false`: it has none, or not yet.
+    pub fn tap(&mut self, at: Key, who: ConnRef, tap: Box<dyn Tap>) -> bool {
+        let Some(lane) = self.lanes.get(&at).filter(|l| l.who == who) else {
+            return false;
+        };
+        let node = self.nodes.get_mut(&lane.node);
+        let engine = node.zip(lane.engine);
+        engine.is_some_and(|(n, id)| n.pair.tap(id, tap))
     }
 
     /// Counters, in parts: one for each peer node and each time that a rail was added to it.

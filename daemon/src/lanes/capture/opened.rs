@@ -71,7 +71,8 @@ impl OpenLane {
     /// The words of the direction whose sender is at this side.
     pub(crate) fn memory(&self, side: usize) -> Option<Memory<'_>> {
         let (own, peer) = (self.words.get(side)?, self.words.get(1 - side)?);
-        Memory::new(own, peer, self.files.at.1)
+        let m = Memory::new(own, peer, self.files.at.1)?;
+        Some(m.across(self.files.remote))
     }
 
     /// Copies what lies at cursor `at` of a ring of this side. `false`: no such ring is known.

@@ -1,4 +1,4 @@
-//! Lanes within the node as a capture sees them.
+//! Lanes as a capture sees them.
 
 use super::LinkGroups;
 use crate::clients::ids::ConnRef;
@@ -12,6 +12,8 @@ pub(crate) struct LaneFiles {
     /// Link group and slot, and how often the slot was used before.
     pub at: (u64, u32),
     pub uses: u32,
+    /// Is the second end on another node? What it sends arrives in the second area, which is this daemon's.
+    pub remote: bool,
     /// Both ends, by side.
     pub ends: [ConnRef; 2],
     /// Sequence number of the first byte that each end sends.
@@ -28,15 +30,16 @@ impl LaneFiles {
 }
 
 impl LinkGroups {
-    /// The lane of an end, once it was offered. `None` also for one that leads to another node.
+    /// The lane of an end, once it was offered.
     pub(crate) fn files(&self, who: ConnRef) -> Option<LaneFiles> {
         let (id, slot, _) = self.by_conn.get(&(who.client, who.conn, who.gen))?;
-        let group = self.groups.get(id).filter(|g| !g.is_remote())?;
+        let group = self.groups.get(id)?;
         let slot_of = group.slots.get(*slot as usize)?;
         let now = slot_of.now.as_ref().filter(|u| u.offered)?;
         Some(LaneFiles {
             at: (*id, *slot),
             uses: slot_of.uses,
+            remote: group.is_remote(),
             ends: now.ends,
             firsts: now.firsts,
             areas: [0, 1].map(|side: usize| {

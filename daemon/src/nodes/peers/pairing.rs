@@ -66,6 +66,8 @@ pub struct Paired {
     pub local: std::net::IpAddr,
     /// Cookie of the end's socket.
     pub cookie: u64,
+    /// Sequence numbers of the first byte that it sends, and of the first one that it receives.
+    pub firsts: [Option<u32>; 2],
     /// Why the other node makes no lane, and why this one makes none; 0: it would.
     pub refusal: u32,
     pub own_refusal: u32,

@@ -23,7 +23,10 @@ impl RxState {
         if taken == 0 || taken > 1 << 32 {
             return Ok(());
         }
-        self.tcp_pos.store(tcp_pos + taken, Relaxed);
+        match mode {
+            mode::SKIP | mode::RING => self.took_again(taken),
+            _ => self.tcp_pos.store(tcp_pos + taken, Relaxed),
+        }
         match mode {
             mode::SKIP => {
                 let left = self.skip.load(Relaxed);

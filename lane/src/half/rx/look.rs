@@ -49,7 +49,7 @@ impl RxState {
                     if port.tcp_recv(core::ptr::null_mut(), n - have, false) != Ok(n - have) {
                         return Err(Reason::Sync);
                     }
-                    self.tcp_pos.add((n - have) as u64, Relaxed);
+                    self.took_again((n - have) as u64);
                     self.got_len.store(num::small(n % LEN), Relaxed);
                     if n < LEN {
                         have = n; // does more follow, or the end of file?

@@ -147,7 +147,7 @@ impl RxState {
                 Ok(0) | Err(libc::EAGAIN) => return false,
                 Ok(n) => {
                     let n = (n as u64).min(again);
-                    self.tcp_pos.add(n, Relaxed);
+                    self.took_again(n);
                     self.frame_cursor.store(at + n, Relaxed);
                     self.rest.store(rest - n, Relaxed);
                 }

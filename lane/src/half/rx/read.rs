@@ -170,7 +170,7 @@ impl RxState {
                 })
             }
             Ok(k) => {
-                self.tcp_pos.add(k as u64, Relaxed);
+                self.took_again(k as u64);
                 self.skip.store(n - (k as u64).min(n), Relaxed);
                 None
             }

@@ -100,6 +100,9 @@ impl TxState {
             let epoch = self.takeover_epoch(m);
             self.epoch.store(epoch, Relaxed);
             let tcp_pos = m.daemon().tcp_pos.load(Relaxed);
+            // A frame, and what the ring has had.
+            let put = tcp_pos.checked_since(self.tcp_pos.load(Relaxed));
+            self.again.fetch_add(put.unwrap_or(0), Relaxed);
             self.tcp_pos.store(tcp_pos, Relaxed);
             self.error.put(num::signed(m.daemon().error.load(Relaxed)));
             self.downs.fetch_add(1, Relaxed);
@@ -336,6 +339,7 @@ impl TxState {
             let since = |tcp_pos| kernel.checked_since(tcp_pos).ok_or(Reason::Sync);
             let more = since(self.tcp_pos.load(Relaxed))?;
             let at = m.daemon().at.load(Relaxed);
+            self.again.fetch_add(more, Relaxed); // a frame, and what the ring has had
             self.reclaimed.store(epoch, Relaxed);
             let was = self.mode.load(Relaxed);
             match phase {

@@ -78,6 +78,7 @@ const ROW: &str = include_str!("row.json");
 pub(super) fn capture() -> Vec<Vec<u8>> {
     let state = Captured::State {
         lane: true,
+        remote: true,
         up: [true, false],
         firsts: [Some(u32::MAX), None],
     };

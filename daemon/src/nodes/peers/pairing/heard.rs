@@ -6,6 +6,8 @@ use super::{Alive, EndKey, Making, Out, Paired, Pairing, Part, Shown, LOOKUPS_MA
 use crate::nodes::peers::digest::Key;
 use crate::nodes::peers::directory::{Name, Owner};
 use crate::nodes::peers::msg::{Claim, Msg};
+use crate::pairing::proof::Record;
+use crate::pairing::socket::End;
 use lane::proto::reason::Reason;
 
 impl Pairing {
@@ -151,6 +153,7 @@ impl Pairing {
             pair: make,
             local: m.sought.end.local.ip(),
             cookie: m.sought.end.cookie,
+            firsts: firsts(&m.sought.end),
             refusal,
             own_refusal: m.refusal,
         }));
@@ -263,6 +266,7 @@ impl Pairing {
             return t.send(fail(r), out);
         }
         let (who, local, cookie) = (s.who, s.end.local.ip(), s.end.cookie);
+        let firsts = firsts(&s.end);
         // Our Lookup is answered: no need to take it back.
         t.numbers.remove(&key);
         t.sent.remove(&lookup);
@@ -282,8 +286,15 @@ impl Pairing {
             pair: make,
             local,
             cookie,
+            firsts,
             refusal,
             own_refusal: own,
         }));
     }
+}
+
+/// Sequence numbers of the first byte that an end sends, and of the first one that it receives.
+fn firsts(end: &End) -> [Option<u32>; 2] {
+    let first = |of: fn(&Record) -> u32| end.record.as_ref().map(of);
+    [first(|r| r.snd), first(|r| r.rcv)]
 }

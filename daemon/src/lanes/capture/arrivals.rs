@@ -1,0 +1,311 @@
+//! What arrives from another node on one direction of a lane.
+//!
+//! A ring that a device writes cannot be read along on as [`super::Follower`] does: its places are written again as soon
+//! as they were read, before any word says so. The data plane copies the bytes when it shows them to the application
+//! ([`Tap`]), as far as there is room for them here, and this end is told by a channel that never waits. What has
+//! arrived is certain: across nodes, nothing that was published is taken back (`TxState::take_back`).
+
+use super::{Look, Piece, ATTEMPTS, READINGS};
+use crate::clients::family::Family;
+use crate::clients::ids::ConnRef;
+use crossbeam::channel::{unbounded, Receiver, Sender};
+use lane::abi::{tx, Cursor, Epoch, TcpPos, EPOCHS};
+use lane::half::Memory;
+use std::sync::atomic::{
+    fence, AtomicUsize,
+    Ordering::{Acquire, Relaxed, SeqCst},
+};
+use std::sync::Arc;
+use underpass_rdma::engine::Tap;
+
+/// Most bytes that wait between the data plane and a capture; a message counts for so many more.
+const WAITING_MAX: usize = 4 << 20;
+const MESSAGE: usize = 128;
+
+/// What the receiver's table says of its bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Received {
+    /// Taken from TCP, and of those what is not the application's, or came on a ring as well.
+    pub tcp: u64,
+    pub again: u64,
+    /// Taken from rings of this lane.
+    pub lane: u64,
+}
+
+/// Reads them.
+pub(crate) trait Table {
+    fn received(&self) -> Option<Received>;
+}
+
+/// An end, and the table in which it stands.
+#[derive(Clone)]
+pub(crate) struct End {
+    pub family: Arc<Family>,
+    pub who: ConnRef,
+}
+
+impl Table for End {
+    fn received(&self) -> Option<Received> {
+        let view = self.family.view(self.who.conn);
+        let v = view.filter(|v| v.gen == self.who.gen)?;
+        Some(Received {
+            tcp: v.tcp_rx,
+            again: v.rx_again,
+            lane: v.lane_rx,
+        })
+    }
+}
+
+/// Where an epoch's bytes belong.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    start: Cursor,
+    /// Where the byte at `start` is in the stream; bytes of former lanes are not counted.
+    at: u64,
+    /// Bytes that this lane had carried before.
+    lane: u64,
+}
+
+impl Place {
+    fn new(tcp_pos: TcpPos, start: Cursor, again: u64, lane: u64) -> Place {
+        let tcp = tcp_pos.get().saturating_sub(again);
+        Place {
+            start,
+            at: tcp.wrapping_add(lane),
+            lane,
+        }
+    }
+}
+
+enum Arrived {
+    Up(Cursor, Option<Place>),
+    Join(TcpPos, Cursor),
+    Bytes(Cursor, Vec<u8>),
+}
+
+/// With the number of bytes that were left out before it.
+struct Message(Arrived, u64);
+
+impl Message {
+    fn size(&self) -> usize {
+        let bytes = match &self.0 {
+            Arrived::Bytes(_, b) => b.len(),
+            _ => 0,
+        };
+        MESSAGE + bytes
+    }
+}
+
+/// The data plane's end.
+pub(crate) struct Tapped<T> {
+    table: T,
+    to: Sender<Message>,
+    waiting: Arc<AtomicUsize>,
+    /// There was no room for a switch: what belongs to it is left out.
+    blind: bool,
+    lost: u64,
+    over: bool,
+}
+
+impl<T: Table> Tapped<T> {
+    /// (Relaxed: the channel orders the messages, and this only bounds them.)
+    fn left(&self) -> usize {
+        let used = self.waiting.load(Relaxed) + 2 * MESSAGE;
+        WAITING_MAX.saturating_sub(used)
+    }
+
+    fn send(&mut self, a: Arrived) {
+        let m = Message(a, std::mem::take(&mut self.lost));
+        self.waiting.fetch_add(m.size(), Relaxed);
+        self.over |= self.to.send(m).is_err();
+    }
+
+    fn switch(&mut self, a: Arrived) {
+        self.blind = self.left() == 0;
+        if !self.blind {
+            self.send(a);
+        }
+    }
+}
+
+impl<T: Table + Send> Tap for Tapped<T> {
+    fn up(&mut self, tcp_pos: TcpPos, start: Cursor) {
+        // The receiver was on TCP when it declared itself ready, and no byte of the ring is shown yet: its counts stand
+        // still, but for the plain bytes before the switch. (One read of a table, in memory.)
+        let place = self.table.received();
+        let place = place.map(|r| Place::new(tcp_pos, start, r.again, r.lane));
+        self.switch(Arrived::Up(start, place));
+    }
+
+    fn join(&mut self, tcp_pos: TcpPos, start: Cursor) {
+        self.switch(Arrived::Join(tcp_pos, start));
+    }
+
+    fn room(&self) -> Option<usize> {
+        let room = if self.blind { 0 } else { self.left() };
+        (!self.over).then_some(room)
+    }
+
+    fn arrived(&mut self, at: Cursor, bytes: Vec<u8>, more: u64) {
+        if !bytes.is_empty() {
+            self.send(Arrived::Bytes(at, bytes));
+        }
+        self.lost = self.lost.saturating_add(more);
+    }
+}
+
+/// The capture's end.
+pub(crate) struct Arrivals {
+    base: Epoch,
+    /// Bytes that the application received over its former lanes while they were captured.
+    former: u64,
+    from: Receiver<Message>,
+    waiting: Arc<AtomicUsize>,
+    place: Option<Place>,
+    /// The switch by which it was on the ring when this began, until its place is known.
+    joined: Option<(TcpPos, Cursor)>,
+    /// Bytes that arrived since the last ones were shown, and could not be.
+    lost: u64,
+    /// What the application has taken of this epoch, when that was seen last.
+    read: Cursor,
+}
+
+/// Both ends of it. `uses`: how often the slot was used before.
+pub(crate) fn tap<T: Table>(table: T, uses: u32) -> (Tapped<T>, Arrivals) {
+    let (to, from) = unbounded();
+    let waiting = Arc::new(AtomicUsize::new(0));
+    let tapped = Tapped {
+        table,
+        to,
+        waiting: waiting.clone(),
+        blind: true,
+        lost: 0,
+        over: false,
+    };
+    let arrivals = Arrivals {
+        base: Epoch::base(uses),
+        former: 0,
+        from,
+        waiting,
+        place: None,
+        joined: None,
+        lost: 0,
+        read: Cursor::default(),
+    };
+    (tapped, arrivals)
+}
+
+impl Arrivals {
+    /// Bytes of former lanes lie before those of this one.
+    pub(crate) fn behind(self, former: u64) -> Arrivals {
+        Arrivals { former, ..self }
+    }
+
+    /// Is it on the ring?
+    pub(crate) fn is_up(&self, m: &Memory<'_>) -> bool {
+        let state = m.own_tx().state.load(Acquire);
+        state.phase() == tx::UP && state.epoch().since(self.base) < EPOCHS
+    }
+
+    /// All bytes that the application has received over lanes, as far as this one knows.
+    pub(crate) fn over_lanes(&self) -> u64 {
+        let of = |p: Place| p.lane.wrapping_add(self.read.saturating_since(p.start));
+        self.former.wrapping_add(self.place.map_or(0, of))
+    }
+
+    /// Shows what has arrived. `m`: the words of the direction, of which the sender's are those that this node's daemon
+    /// shows.
+    pub(crate) fn look(
+        &mut self,
+        m: &Memory<'_>,
+        table: &impl Table,
+        show: &mut dyn FnMut(Piece),
+    ) -> Look {
+        let mut any = false;
+        while let Ok(message) = self.from.try_recv() {
+            any = true;
+            self.waiting.fetch_sub(message.size(), Relaxed);
+            let Message(what, lost) = message;
+            self.lost = self.lost.saturating_add(lost);
+            match what {
+                Arrived::Up(start, place) => {
+                    (self.place, self.joined, self.read) = (place, None, start);
+                }
+                Arrived::Join(tcp_pos, start) => {
+                    (self.place, self.joined, self.read) = (None, Some((tcp_pos, start)), start);
+                }
+                Arrived::Bytes(at, bytes) => {
+                    if let Some(by) = self.joined {
+                        self.place = place(m, table, by);
+                        self.joined = self.joined.filter(|_| self.place.is_none());
+                    }
+                    self.take(at, bytes, show);
+                }
+            }
+        }
+        // Acquire: pairs with the Release of the data plane's stores.
+        let state = m.own_tx().state.load(Acquire);
+        if state.epoch().since(self.base) >= EPOCHS {
+            return Look::Over;
+        }
+        if let Some(p) = self.place {
+            self.read = self.read.max(taken(m, p.start));
+        }
+        Look::Moved(any)
+    }
+
+    fn take(&mut self, at: Cursor, bytes: Vec<u8>, show: &mut dyn FnMut(Piece)) {
+        match self.place {
+            None => self.lost = self.lost.saturating_add(bytes.len() as u64),
+            Some(p) => {
+                let at = p.at.wrapping_add(at.saturating_since(p.start));
+                show(Piece {
+                    at: self.former.wrapping_add(at),
+                    lost: std::mem::take(&mut self.lost),
+                    bytes,
+                });
+            }
+        }
+    }
+}
+
+/// Up to where the application has taken the ring's bytes in the epoch that begins at `start`.
+fn taken(m: &Memory<'_>, start: Cursor) -> Cursor {
+    let read = m.peer_cursor().load(Acquire);
+    // Until it has noticed the switch, its word is one of before. The head stays below that (`In::ceiling`).
+    let possible = |c: &Cursor| *c >= start && *c <= m.own_head().load(Acquire);
+    let before = Some(read).filter(possible);
+    // (Within an epoch it never decreases.)
+    let now = m.peer_cursor().load(Acquire);
+    before.filter(|b| *b <= now).unwrap_or(start)
+}
+
+/// Where the bytes of a switch belong that the application may have taken some of. Its count follows its cursor, so one
+/// reading may be too small, and none is too large. `None`: it has taken the frame of the way down already, and
+/// counted that.
+fn place(m: &Memory<'_>, table: &impl Table, (tcp_pos, start): (TcpPos, Cursor)) -> Option<Place> {
+    let (mut most, mut n): (Option<Place>, u32) = (None, 0);
+    for _ in 0..ATTEMPTS {
+        let before = taken(m, start);
+        let r = table.received()?;
+        fence(SeqCst);
+        if taken(m, start) != before {
+            continue;
+        }
+        // What is not the application's is counted behind the position on TCP.
+        if table.received()?.tcp > tcp_pos.get() {
+            return None;
+        }
+        let lane = r.lane.saturating_sub(before.since(start));
+        let new = Place::new(tcp_pos, start, r.again, lane);
+        most = most.filter(|p| p.at >= new.at).or(Some(new));
+        n += 1;
+        if n == READINGS {
+            break;
+        }
+    }
+    most
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! `underpass capture` of a lane between nodes, on both nodes at once: each daemon shows what its end sends and receives.
+
+use anyhow::{ensure, Context, Result};
+use std::path::PathBuf;
+use underpass_tests::harness::tshark::{compare, followed, hash_of_last, packets};
+use underpass_tests::harness::{paths, until};
+use underpass_tests::lab::cluster::Cluster;
+use underpass_tests::lab::streams::{CLIENT, SERVER};
+use underpass_tests::lab::{quoted, Lab, Running, PATIENCE};
+
+const GATE: &str = "/run/captured-gate";
+/// Neither root nor the user of the programs.
+const STRANGER: u32 = 12346;
+const OWNER: u32 = 12345;
+
+/// What each end sends after the gate.
+struct Load {
+    rounds: usize,
+    chunk: usize,
+    reply: usize,
+    pause_ms: u32,
+}
+
+/// A connection between the nodes, on its lane, whose client waits before it goes on.
+struct Talk {
+    client: Running,
+    server: Running,
+    /// Its address at the client and at the server.
+    addresses: [String; 2],
+    port: u16,
+}
+
+impl Talk {
+    fn start(lab: &Lab, c: &Cluster, load: &Load) -> Result<Talk> {
+        let Load {
+            rounds,
+            chunk,
+            reply,
+            pause_ms,
+        } = load;
+        let program = |n: usize, words: String| {
+            lab.node(n).check(format!("rm -f {GATE}"))?;
+            let script = format!(
+                "exec setpriv --reuid {OWNER} --clear-groups {} -u {} {words}",
+                paths::PYTHON,
+                quoted(&paths::script("captured.py").to_string_lossy())
+            );
+            let job = lab.node(n).sh(script)?;
+            job.envs(c.eager()[n].clone()).spawn()
+        };
+        let host = lab.node(SERVER).host();
+        let server = format!("serve {host} {GATE} {rounds} {chunk} {reply} apart");
+        let server = program(SERVER, server)?;
+        let port: u16 = server.line("port ")?.parse()?;
+        let client =
+            format!("connect {host} {port} {GATE} {rounds} {chunk} {reply} {pause_ms} apart");
+        let client = program(CLIENT, client)?;
+        let local = client.line("local ")?;
+        c.await_smcr(port, 1)?;
+        Ok(Talk {
+            client,
+            server,
+            addresses: [
+                format!("{}:{local}", lab.node(CLIENT).host()),
+                format!("{host}:{port}"),
+            ],
+            port,
+        })
+    }
+
+    /// The command, as it is given at a node.
+    fn tool(&self, n: usize, more: &str) -> String {
+        let [client, server] = &self.addresses;
+        let (local, peer) = match n == CLIENT {
+            true => (client, server),
+            false => (server, client),
+        };
+        let tool = quoted(&paths::bin("underpass").to_string_lossy());
+        format!("{tool} capture {local} {peer} {more}")
+    }
+
+    /// Begins a capture at a node, and returns when it sees both directions.
+    fn capture(&self, lab: &Lab, c: &Cluster, n: usize) -> Result<Running> {
+        let script = format!("exec {}", self.tool(n, "-w /run/lane.pcapng"));
+        let tool = lab.node(n).sh(script)?.envs(dir(c, n)).spawn()?;
+        until("both directions are captured", PATIENCE, || {
+            tool.stderr().contains("SMCR in both directions")
+        })
+        .with_context(|| format!("{}\n{}", tool.stderr(), c.picture()))?;
+        Ok(tool)
+    }
+
+    /// Goes on to its end. What the client and the server say that they have sent: hashes.
+    fn finish(self, lab: &Lab) -> Result<[String; 2]> {
+        lab.node(CLIENT).check(format!("touch {GATE}"))?;
+        let hash = |running: Running| {
+            let out = running.wait()?.ok()?;
+            let hash = out.lines().find_map(|l| l.strip_prefix("sent "));
+            Ok(hash.with_context(|| out.clone())?.to_owned())
+        };
+        Ok([hash(self.client)?, hash(self.server)?])
+    }
+}
+
+/// The environment without the library: what the tool needs.
+fn dir(c: &Cluster, n: usize) -> Vec<(String, String)> {
+    let mut env = c.shim()[n].clone();
+    env.retain(|(name, _)| name != "LD_PRELOAD");
+    env
+}
+
+/// The file that a capture has written in a machine, on the host.
+fn fetch(lab: &Lab, n: usize, to: &tempfile::TempDir) -> Result<PathBuf> {
+    let bytes = lab.node(n).guest()?.read("/run/lane.pcapng")?;
+    let path = to.path().join(format!("{n}.pcapng"));
+    std::fs::write(&path, bytes)?;
+    Ok(path)
+}
+
+/// Whoever owns the end of a node may, on that node; nobody else but root.
+fn who_may(lab: &Lab, c: &Cluster, t: &Talk) -> Result<()> {
+    for n in [SERVER, CLIENT] {
+        for (uid, may) in [(OWNER, true), (STRANGER, false)] {
+            let script = format!(
+                "exec setpriv --reuid {uid} --clear-groups {} | wc -c",
+                t.tool(n, "-w - -n 100")
+            );
+            let out = lab.node(n).sh(script)?.envs(dir(c, n)).spawn()?.wait()?;
+            let bytes: usize = out.stdout.trim().parse().unwrap_or(0);
+            ensure!((bytes > 100) == may, "{uid} on node {n}: {out:?}");
+            let refused = out.stderr.contains("must be yours");
+            ensure!(refused != may, "{uid} on node {n}: {out:?}");
+        }
+    }
+    Ok(())
+}
+
+/// At each node tshark reassembles what both ends have sent; the sequence numbers are the connection's own, so both nodes
+/// have the same ones.
+pub fn a_capture_on_either_node(lab: &mut Lab) -> Result<()> {
+    let c = Cluster::start(lab)?;
+    let load = Load {
+        rounds: 120,
+        chunk: 4 << 10,
+        reply: 1000,
+        pause_ms: 5,
+    };
+    let t = Talk::start(lab, &c, &load)?;
+    who_may(lab, &c, &t)?;
+    let tools = [t.capture(lab, &c, 0)?, t.capture(lab, &c, 1)?];
+    c.await_smcr(t.port, 1)?;
+    let before = c.carried()?;
+    let addresses = t.addresses.clone();
+    let hashes = t.finish(lab)?;
+    let sizes = [load.rounds * load.chunk, load.rounds * load.reply];
+    c.has_carried(before, (sizes[0] + sizes[1]) as u64)?;
+    let dir = tempfile::tempdir()?;
+    let mut firsts = Vec::new();
+    for (n, tool) in tools.into_iter().enumerate() {
+        let said = tool.wait()?;
+        let whole = said.stderr.contains("no gaps") && said.stderr.contains("has ended");
+        ensure!(whole, "{said:?}");
+        let file = fetch(lab, n, &dir)?;
+        let all = packets(&file)?;
+        for (end, address) in addresses.iter().enumerate() {
+            let port = address.rsplit(':').next().context("port")?;
+            compare(&all, port, true)?;
+            let streams = followed(&file, port)?;
+            let seen = hash_of_last(&streams[0], sizes[end])?;
+            ensure!(
+                seen == hashes[end],
+                "node {n}, end {end}: {seen} {hashes:?}"
+            );
+            let p = all.iter().find(|p| p.from == port).context("packets")?;
+            let at = u64::from_ne_bytes(p.bytes[..8].try_into()?) * 8;
+            firsts.push((end, p.seq.wrapping_sub(at as u32)));
+        }
+    }
+    ensure!(
+        firsts[..2] == firsts[2..] && firsts.iter().all(|f| f.1 > 1),
+        "{firsts:?}"
+    );
+    c.no_resets()
+}
+
+/// Large pieces, written by devices over the places of earlier ones: the node that receives them misses nothing, and at
+/// neither node is there a wrong byte.
+pub fn a_capture_of_much(lab: &mut Lab) -> Result<()> {
+    let c = Cluster::start(lab)?;
+    let load = Load {
+        rounds: 16,
+        chunk: 128 << 10,
+        reply: 8,
+        pause_ms: 0,
+    };
+    let t = Talk::start(lab, &c, &load)?;
+    let tools = [t.capture(lab, &c, 0)?, t.capture(lab, &c, 1)?];
+    let before = c.carried()?;
+    let addresses = t.addresses.clone();
+    let hashes = t.finish(lab)?;
+    let size = load.rounds * load.chunk;
+    c.has_carried(before, size as u64 / 2)?;
+    let dir = tempfile::tempdir()?;
+    for (n, tool) in tools.into_iter().enumerate() {
+        let said = tool.wait()?;
+        ensure!(said.stderr.contains("has ended"), "{said:?}");
+        let file = fetch(lab, n, &dir)?;
+        let all = packets(&file)?;
+        let mut seen = 0;
+        for address in &addresses {
+            let port = address.rsplit(':').next().context("port")?;
+            seen += compare(&all, port, true)?;
+        }
+        ensure!(seen > size as u64 / 20, "{seen} at node {n}: {said:?}");
+        // (What went over TCP meanwhile is missing at both.)
+        let late = all.iter().any(|p| p.comment.contains("was faster"));
+        ensure!(n != SERVER || !late, "{said:?}");
+        println!("node {n}: {seen} of {size} bytes: {}", said.stderr);
+        if n == SERVER && said.stderr.contains("no gaps") {
+            let port = addresses[0].rsplit(':').next().context("port")?;
+            let streams = followed(&file, port)?;
+            ensure!(hash_of_last(&streams[0], size)? == hashes[0]);
+        }
+    }
+    c.no_resets()
+}

@@ -1,0 +1,87 @@
+//! `underpass check --measure` over a lane between nodes: what is printed as the lane's figure went over RDMA, by the
+//! kernel's and the devices' counters, and what is printed as TCP's did not. Nothing here depends on how fast it is.
+
+use anyhow::{ensure, Context, Result};
+use serde_json::Value;
+use underpass_tests::harness::paths::{self, Build};
+use underpass_tests::lab::cluster::Cluster;
+use underpass_tests::lab::streams::{CLIENT, SERVER};
+use underpass_tests::lab::{quoted, Lab, Running};
+
+/// Measurements of which one is to stay on its lane: the emulated processors are few, and a slow reader sends a lane to
+/// TCP. The tool says so then, and has no figures.
+const TRIES: u32 = 4;
+const SHORT: &str = "--rounds 2 -t 0.3 --wait 30";
+
+/// The tool at a node, as it is installed: it finds the library by itself, and is not under it.
+fn tool(lab: &Lab, c: &Cluster, n: usize, line: &str) -> Result<Running> {
+    let tool = quoted(&paths::bin("underpass").to_string_lossy());
+    let mut env = c.shim()[n].clone();
+    env.retain(|(name, _)| name != "LD_PRELOAD");
+    let library = Build::This.shim().to_string_lossy().into_owned();
+    let job = lab.node(n).sh(format!("exec {tool} {line}"))?;
+    job.envs(env).env("UNDERPASS_LIB", library).spawn()
+}
+
+fn number(v: &Value) -> u64 {
+    v.as_u64().unwrap_or(0)
+}
+
+/// All figures of one way.
+fn positive(figures: &Value) -> bool {
+    let all = [
+        &figures["round_trip_us"]["median"],
+        &figures["round_trip_us"]["p99"],
+        &figures["to_server"]["gbit_s"],
+        &figures["from_server"]["gbit_s"],
+    ];
+    all.iter().all(|v| v.as_f64().is_some_and(|v| v > 0.0))
+}
+
+/// What rails of all nodes have carried.
+fn over_rails(c: &Cluster) -> Result<u64> {
+    let mut sum = 0;
+    for n in [SERVER, CLIENT] {
+        let rails = c.daemon(n)?.stats()?.rails;
+        sum += rails.iter().map(|r| r.bytes).sum::<u64>();
+    }
+    Ok(sum)
+}
+
+pub fn check_measures_both_ways(lab: &mut Lab) -> Result<()> {
+    let c = Cluster::start(lab)?;
+    let host = lab.node(SERVER).host();
+    let mut said = String::new();
+    for _ in 0..TRIES {
+        let before = over_rails(&c)?;
+        let server = tool(lab, &c, SERVER, &format!("check --serve {host}:0 --once"))?;
+        let at = server.line("listening on ")?;
+        let port = at.rsplit(':').next().context("a port")?.to_owned();
+        let line = format!("check -j --measure {host} {port} {SHORT}");
+        let out = tool(lab, &c, CLIENT, &line)?.wait()?;
+        let v: Value = serde_json::from_str(&out.stdout).with_context(|| format!("{out:?}"))?;
+        // Whatever became of the lane, TCP's figures are TCP's.
+        let tcp = &v["tcp"]["figures"];
+        let (moved, by_kernel) = (number(&tcp["bytes"]), number(&tcp["kernel_bytes"]));
+        ensure!(
+            positive(tcp) && moved > 0 && by_kernel >= moved / 100 * 98,
+            "{v:#}"
+        );
+        said = format!("{v:#}\n{}", server.stderr());
+        if v["reached"] != true {
+            ensure!(v["lane"]["figures"].is_null() && v["ratio"].is_null(), "{v:#}");
+            println!("on TCP: {}", v["why_not"]);
+            continue;
+        }
+        let lane = &v["lane"]["figures"];
+        ensure!(v["lane"]["mode"] == "SMCR" && positive(lane), "{v:#}");
+        let (moved, by_kernel) = (number(&lane["bytes"]), number(&lane["kernel_bytes"]));
+        ensure!(moved > 0 && by_kernel <= moved / 50, "{v:#}");
+        let carried = over_rails(&c)? - before;
+        ensure!(carried >= moved / 100 * 98, "{carried} over rails: {v:#}");
+        println!("{}", v["ratio"]);
+        server.wait()?.ok()?;
+        return c.no_resets();
+    }
+    anyhow::bail!("no lane in {TRIES} measurements: {said}\n{}", c.picture())
+}
