@@ -331,7 +331,8 @@ fn print_modes(c: &Cluster) -> Result<()> {
         let pod = r["at"]["pod"].as_str().unwrap_or("?");
         let workload = pod.split('-').next().unwrap_or(pod);
         let of = ["state", "mode", "reason", "peer_reason"].map(|f| r[f].to_string());
-        *all.entry(format!("{workload}: {}", of.join(" "))).or_default() += 1;
+        *all.entry(format!("{workload}: {}", of.join(" ")))
+            .or_default() += 1;
     }
     for (what, n) in &all {
         println!("        {n} of {what}");
