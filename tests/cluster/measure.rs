@@ -319,5 +319,23 @@ fn report(c: &Cluster, pods: usize) -> Result<()> {
         "    {pods} pods with a connection each: {all:.1}, of this {own:.1} of its own; {processes} processes, {lanes} lanes, \
          {rings:.1} in the pods' rings"
     );
+    print_modes(c)
+}
+
+/// How many of the connections' ends are in which mode, and why not on a lane.
+fn print_modes(c: &Cluster) -> Result<()> {
+    let said = c.underpass(&["ss", "-n", "shop", "-ej"])?;
+    let rows: Vec<Value> = serde_json::from_str(&said).with_context(|| said.clone())?;
+    let mut all: BTreeMap<String, usize> = BTreeMap::new();
+    for r in &rows {
+        let pod = r["at"]["pod"].as_str().unwrap_or("?");
+        let workload = pod.split('-').next().unwrap_or(pod);
+        let of = ["state", "mode", "reason", "peer_reason"].map(|f| r[f].to_string());
+        *all.entry(format!("{workload}: {}", of.join(" ")))
+            .or_default() += 1;
+    }
+    for (what, n) in &all {
+        println!("        {n} of {what}");
+    }
     Ok(())
 }

@@ -5,10 +5,12 @@
 
 Rounds of 64 bytes each way until the client sees the file GATE (it tells the server by another file, or, if the last word
 is `apart`, because they are on two machines, by another connection); then ROUNDS rounds of CHUNK bytes to the server and REPLY bytes
-back. Both print the SHA-256 of what they sent in the latter (`sent`), and the client the seconds that these took.
+back. At the file GATE.dark, the server forbids everybody but root to look into it, and makes GATE.done. Both print the
+SHA-256 of what they sent in the latter (`sent`), and the client the seconds that these took.
 """
 
 import array
+import ctypes
 import hashlib
 import os
 import select
@@ -17,6 +19,7 @@ import sys
 import time
 
 SMALL = 64
+PR_SET_DUMPABLE = 4
 
 
 class Stream:
@@ -76,6 +79,9 @@ def main():
         while not begun():
             send(s, SMALL, False)
             receive(s, SMALL)
+            if os.path.exists(gate + ".dark") and not os.path.exists(gate + ".done"):
+                assert ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0
+                open(gate + ".done", "w").close()
         for n in range(rounds):
             receive(s, chunk if n else chunk - SMALL)
             if reply:

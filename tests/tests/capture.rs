@@ -386,3 +386,48 @@ fn nobody_sees_other_peoples_bytes() -> Result<()> {
     ensure!(out.status.success(), "root: {out:?}");
     Ok(())
 }
+
+/// A capture is over when who asked for it has lost the right to it: an end does as ssh-agent does, and lets nobody look into
+/// it. The connection goes on.
+#[test]
+fn it_ends_when_the_right_to_it_is_lost() -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIPPED: needs root");
+        return Ok(());
+    }
+    let d = Daemon::start()?;
+    std::fs::set_permissions(d.dir(), PermissionsExt::from_mode(0o755))?;
+    let load = Load {
+        rounds: 3,
+        chunk: 800,
+        reply: 8,
+        pause_ms: 0,
+    };
+    let user = 12345;
+    let t = Talk::start(&d, "127.0.0.1", &load, Some(user))?;
+    let file = t.dir.path().join("lane.pcapng");
+    let name = file.to_str().context("path")?;
+    let tool = t.tool(&d, &["-w", name]).user(user).spawn()?;
+    let size = || std::fs::metadata(&file).map_or(0, |m| m.len());
+    until("bytes are captured", PATIENCE, || size() > 10_000).with_context(|| tool.stderr())?;
+    std::fs::write(t.gate.with_extension("dark"), b"")?;
+    let done = t.gate.with_extension("done");
+    until("it lets nobody look", PATIENCE, || done.exists())?;
+    let said = tool.wait(LIMIT)?;
+    ensure!(
+        said.stderr.contains("not see its bytes any more"),
+        "{said:?}"
+    );
+    let again = t.tool(&d, &["-w", name, "-n", "100"]).user(user);
+    let again = again.run(LIMIT)?;
+    ensure!(
+        !again.status.success() && again.stderr.contains("must be yours"),
+        "{again:?}"
+    );
+    // (Root's goes on.)
+    let root = t.tool(&d, &["-w", "-", "-n", "100"]).run(LIMIT)?;
+    ensure!(root.status.success(), "root: {root:?}");
+    t.go()?;
+    t.finish()?;
+    Ok(())
+}

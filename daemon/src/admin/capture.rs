@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
-use underpass_admin::{Response, Target};
+use underpass_admin::{proc, Response, Target};
 
 /// A capture that may begin.
 pub(super) struct Begun {
@@ -127,10 +127,33 @@ fn address(s: &str) -> Option<SocketAddr> {
     s.parse().ok().map(normal)
 }
 
-/// Does the kernel let this user see the memory of a process of his? Not of one that has changed its rights: its directory
-/// is root's.
+/// Does the kernel let this user see the memory of a process of his? Not of one that has changed its rights, or wants none
+/// to see it: then this is root's. (`/proc/PID` itself stays the user's.)
 fn may_trace(uid: u32, pid: u32) -> bool {
-    std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|m| m.uid() == uid)
+    std::fs::metadata(format!("/proc/{pid}/mem")).is_ok_and(|m| m.uid() == uid)
+}
+
+/// The same, of processes that may have ended meanwhile: those hold nothing any more.
+fn may_still_trace(uid: u32, pids: &[u32]) -> bool {
+    let lives = |pid: u32| proc::start_time(pid).is_some();
+    pids.iter().all(|p| may_trace(uid, *p) || !lives(*p))
+}
+
+/// May the caller see the bytes of this connection now? Another process may hold it than when the capture began, or one of
+/// those may have other rights.
+async fn may_still(shared: &Shared, caller: &Caller, ends: &[Watched; 2]) -> bool {
+    let mut pids = Vec::new();
+    for end in ends {
+        let core = shared.borrow();
+        let holders = core.holders_of(end);
+        if !holders.iter().all(|c| caller.may_act(c.uid, c.netns)) {
+            return false;
+        }
+        pids.extend(holders.iter().map(|c| c.proc_id.pid));
+    }
+    let (uid, root) = (caller.uid, caller.all || caller.root);
+    let asked = move || may_still_trace(uid, &pids);
+    root || tokio::task::spawn_blocking(asked).await.unwrap_or(false)
 }
 
 impl Begun {
@@ -158,6 +181,10 @@ impl Begun {
         };
         let mut told = None;
         while asked.recv().await.is_some() {
+            if !may_still(&shared, &caller, &self.ends).await {
+                // (The thread sees that nobody answers it any more.)
+                break;
+            }
             let core = shared.borrow();
             let lane = core.captured(first, second.as_ref(), &mut told, may);
             let has_process = |e: &Option<Watched>| e.as_ref().is_none_or(|e| core.has_family(e));

@@ -84,6 +84,16 @@ impl<V: Provider> Core<V> {
         self.of_family(end.family.ident).next().is_some()
     }
 
+    /// The processes that hold an end, of those that are connected.
+    pub(crate) fn holders_of(&self, end: &Watched) -> Vec<&Client> {
+        let view = end.family.view(end.conn).filter(|v| v.gen == end.gen);
+        let holds = |c: &&Client| {
+            let v = view.as_ref();
+            v.is_some_and(|v| v.holders.contains(&c.own_pid))
+        };
+        self.of_family(end.family.ident).filter(holds).collect()
+    }
+
     /// The lane of these two, if this daemon has paired them; without a second one, the lane of the first one to another
     /// node. (What a table says of link groups is not believed.) What arrives on that is told from now on, unless this
     /// use of its slot is the last one of which it was.

@@ -7,7 +7,7 @@ use lane::family::{state, View};
 use lane::num;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc;
 use underpass_admin::capture::{Captured, BYTES_MAX};
@@ -21,6 +21,9 @@ const ASK: Duration = Duration::from_millis(100);
 /// Most bytes that wait for the tool, and for how long it may take none of them.
 const WAITING_MAX: usize = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Why a capture ends of which the core says no more.
+const FORBIDDEN: &str =
+    "you may not see its bytes any more: another process holds it, or one has other rights";
 
 /// What the core says of the connection.
 pub(super) struct Answer {
@@ -153,7 +156,9 @@ impl Reader {
         let (mut rest, mut looked, mut last) = (REST_MIN, Instant::now(), false);
         loop {
             self.out.flush()?;
-            self.talk_to_core();
+            if !self.talk_to_core() {
+                return Ok(FORBIDDEN);
+            }
             let moved = self.look();
             if last && !moved {
                 return Ok("the connection has ended");
@@ -199,9 +204,15 @@ impl Reader {
         self.view(known).map_or(0, of)
     }
 
-    /// Asks it now and then which lane there is, and does not wait for the answer.
-    fn talk_to_core(&mut self) {
-        while let Ok(a) = self.answers.try_recv() {
+    /// Asks it now and then which lane there is, and does not wait for the answer. `false`: it answers no more, since who
+    /// asked may not see these bytes any more.
+    fn talk_to_core(&mut self) -> bool {
+        loop {
+            let a = match self.answers.try_recv() {
+                Ok(a) => a,
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return false,
+            };
             self.alive = a.alive;
             if let Some(lane) = a.lane {
                 self.enter(lane);
@@ -212,6 +223,7 @@ impl Reader {
         if due && self.ask.try_send(()).is_ok() {
             self.asked = Some(Instant::now());
         }
+        true
     }
 
     fn enter(&mut self, lane: Lane) {
