@@ -1,4 +1,4 @@
-# Every target does its own preparation; README.md has a table of what each contains.
+# Every target does its own preparation; tests/README.md has a table of what each contains.
 TASK = cargo run --quiet -p xtask --
 
 .PHONY: all deps build demo test lint dependencies compilers miri asan symbols model unit engine mutants fuzz loom integration containers cluster soak suites suites-full programs lab full bench bench-quick bench-lab image deb packaging previous ci

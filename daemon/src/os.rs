@@ -6,6 +6,7 @@
 
 pub(crate) mod address;
 pub(crate) mod cgroup2;
+mod closer;
 pub mod fds;
 pub mod memfd;
 pub(crate) mod namespaces;

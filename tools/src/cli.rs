@@ -130,13 +130,13 @@ pub enum Command {
 }
 
 const PODS_AFTER: &str = "\
-Columns: Wanted (did the pod ask?), Has it (the shim), and its connections through shared memory (SMCD),
-through RDMA (SMCR) and on TCP. Where a container asked and has not got the shim, the line below says
-why. -j prints an object: runtime (its NRI socket; empty: this daemon does not look after containers) and
+Columns: Wanted (did the pod ask?), Has it (the shim), and its connections through shared memory (SMCD), \
+through RDMA (SMCR) and on TCP. Where a container asked and has not got the shim, the line below says \
+why. -j prints an object: runtime (its NRI socket; empty: this daemon does not look after containers) and \
 rows with at (namespace, pod, container, sandbox, id), wanted, injected, why_not, smcd, smcr, tcp.
 
-A pod asks with the annotation underpass.io/enabled: \"true\"; underpass.io/containers: \"web,app\" names
-some of its containers. What the daemon's configuration says of namespaces and of other annotations is
+A pod asks with the annotation underpass.io/enabled: \"true\"; underpass.io/containers: \"web,app\" names \
+some of its containers. What the daemon's configuration says of namespaces and of other annotations is \
 under [pods]. Shown to root on the node only.";
 
 const RUN_LONG: &str = "\
@@ -207,7 +207,7 @@ pub struct Json {
 }
 
 const STATS_AFTER: &str = "\
-Byte counters of programs that have ended are included. A rail is a port of an RDMA device that carries
+Byte counters of programs that have ended are included. A rail is a port of an RDMA device that carries \
 connections to other nodes, or has; its links are named after the nodes for root on the node only.";
 
 const STEER_EXAMPLES: &str = "\
@@ -241,8 +241,8 @@ pub struct Steer {
 }
 
 const DEVICES_AFTER: &str = "\
-Lanes: yes, or port-down, no-gid (no RoCE v2 address; with iWARP, no IP address), no-uverbs (ib_uverbs
-is not loaded, or the device is being removed), unknown-transport. Needs no daemon and no RDMA library.
+Lanes: yes, or port-down, no-gid (no RoCE v2 address; with iWARP, no IP address), no-uverbs (ib_uverbs \
+is not loaded, or the device is being removed), unknown-transport. Needs no daemon and no RDMA library. \
 Like smc_rnics.";
 
 const PEERS_AFTER: &str = "\

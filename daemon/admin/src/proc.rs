@@ -184,7 +184,8 @@ pub fn cgroups(pid: u32) -> Option<String> {
 }
 
 /// Of that, the cgroup that limits are counted for. It stands for the container or pod: the memory controller's where hierarchies
-/// are many, else the unified one; cut below the pod, whose containers share its limits.
+/// are many, else the unified one; cut below the pod, whose containers share its limits, and below a user's slice, where the
+/// user may make as many as it likes.
 pub fn cgroup_key(text: &str) -> String {
     let mut unified = "";
     let mut memory = None;
@@ -204,7 +205,7 @@ pub fn cgroup_key(text: &str) -> String {
     for part in path.split('/').filter(|p| !p.is_empty()) {
         key.push('/');
         key.push_str(part);
-        if is_pod(part) {
+        if is_pod(part) || is_user(part) {
             break;
         }
     }
@@ -212,6 +213,14 @@ pub fn cgroup_key(text: &str) -> String {
         key.push('/');
     }
     key
+}
+
+/// `user-<uid>.slice`, as systemd names them.
+fn is_user(part: &str) -> bool {
+    let id = part
+        .strip_prefix("user-")
+        .and_then(|p| p.strip_suffix(".slice"));
+    id.is_some_and(|id| !id.is_empty() && id.bytes().all(|b| b.is_ascii_digit()))
 }
 
 /// `pod<uid>` or `kubepods-burstable-pod<uid>.slice`, as the kubelet names them.
@@ -287,6 +296,12 @@ mod tests {
             format!("/kubepods/pod{uid}")
         );
         assert_eq!(cgroup_key("0::/podman/x"), "/podman/x");
+        let user = "/user.slice/user-1000.slice";
+        assert_eq!(
+            cgroup_key(&format!("0::{user}/user@1000.service/a/b")),
+            user
+        );
+        assert_eq!(cgroup_key("0::/user-x.slice/b"), "/user-x.slice/b");
         assert_eq!(cgroup_key("nonsense"), "/");
     }
 }

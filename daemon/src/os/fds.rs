@@ -1,10 +1,11 @@
 //! Descriptors that came from outside, and where they are closed.
 //!
 //! A descriptor that another process sent may make `close` block for as long as that process likes: a socket with
-//! SO_LINGER, or a file of a FUSE server that does not answer. So received descriptors are closed on the blocking
-//! pool, never on the thread that serves everybody. The same holds for a control socket, because closing it also
+//! SO_LINGER, or a file of a FUSE server that does not answer. So received descriptors are closed by threads of their own
+//! (`closer`) or by a helper that is counted for its cgroup, never on the thread that serves everybody. The same holds for a control socket, because closing it also
 //! closes the descriptors that lie unread in its queue.
 
+use crate::os::closer;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use tokio::io::unix::AsyncFd;
@@ -49,15 +50,15 @@ impl AsRawFd for Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        let Some(fd) = self.0.take() else { return };
-        match tokio::runtime::Handle::try_current() {
-            Ok(rt) => {
-                rt.spawn_blocking(move || drop(fd));
-            }
-            // Outside the runtime (end of the program, unit tests) nothing else waits for this thread.
-            Err(_) => drop(fd),
+        if let Some(fd) = self.0.take() {
+            closer::close(vec![fd]);
         }
     }
+}
+
+/// Closes these one after the other, at some time: what came together keeps one thread from its work.
+pub fn close_all(fds: Vec<Foreign>) {
+    closer::close(fds.into_iter().filter_map(|mut f| f.0.take()).collect());
 }
 
 /// Types that own one descriptor.

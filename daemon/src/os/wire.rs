@@ -1,7 +1,8 @@
 //! One control message with its descriptors, to and from a SEQPACKET socket. Never blocks.
 
-use crate::os::fds::Foreign;
+use crate::os::fds::{close_all, Foreign};
 use crate::os::sockopt;
+use lane::proto::msg::MAX_FDS;
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -27,7 +28,8 @@ pub enum Incoming {
     End,
 }
 
-/// Reads one message into `buf`; `Err(AGAIN)` when there is none.
+/// Reads one message into `buf`; `Err(AGAIN)` when there is none, `Err(TOOMANYREFS)` if it had more descriptors than any
+/// message has.
 pub fn recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Incoming, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -42,6 +44,10 @@ pub fn recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Incoming, Errno> {
         if let RecvAncillaryMessage::ScmRights(rights) = m {
             fds.extend(rights.map(Foreign::new));
         }
+    }
+    if fds.len() > MAX_FDS {
+        close_all(fds);
+        return Err(Errno::TOOMANYREFS);
     }
     if got.bytes == 0 {
         return Ok(Incoming::End); // also an empty message, which nobody sends
@@ -153,8 +159,7 @@ pub fn recv_from(fd: BorrowedFd<'_>) -> Result<Option<(i32, Vec<Foreign>)>, Errn
 /// Sends one message; `Err(AGAIN)` when the receiver does not keep up.
 pub fn send(fd: BorrowedFd<'_>, bytes: &[u8], fds: &[Arc<OwnedFd>]) -> Result<(), Errno> {
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|f| f.as_fd()).collect();
-    let mut space =
-        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(lane::proto::msg::MAX_FDS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
         return Err(Errno::TOOBIG);

@@ -9,6 +9,7 @@ use crate::lanes::groups::Violation;
 use crate::os::fds::{self, Foreign};
 use crate::os::memfd;
 use crate::os::process::{self, Process};
+use crate::os::sockopt;
 use crate::os::wire::Incoming;
 use crate::tasks::readings;
 use crate::tasks::{lookups, seal, takeover};
@@ -79,6 +80,13 @@ pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
         shared.borrow().cgroups.refused.count(Limit::Hellos);
         return;
     }
+    // (One that has ended meanwhile counts with all others that have.)
+    let from = sockopt::peer_cred(conn.as_fd()).ok();
+    let from = from.and_then(|c| proc::cgroups(u32::try_from(c.pid).ok()?));
+    let from = from.map_or(String::new(), |c| proc::cgroup_key(&c));
+    let Some(newcomer) = shared.borrow().cgroups.get(&from).newcomer() else {
+        return;
+    };
     unauthenticated.set(unauthenticated.get() + 1);
     let shared = shared.clone();
     tokio::task::spawn_local(async move {
@@ -91,6 +99,7 @@ pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
         };
         let met = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted)).await;
         unauthenticated.set(unauthenticated.get().saturating_sub(1));
+        drop(newcomer);
         if let Ok(Some((id, cgroup))) = met {
             let span = shared.borrow().span(id);
             let served = serve_client(&shared, id, &cgroup, &control).instrument(span);
@@ -355,7 +364,10 @@ fn handle(
             Ok(())
         }
         // A newer shim may say more than we understand.
-        Err(lane::proto::msg::Error::UnknownKind(_)) => Ok(()),
+        Err(lane::proto::msg::Error::UnknownKind(_)) => {
+            fds::close_all(fds);
+            Ok(())
+        }
         Err(lane::proto::msg::Error::Short) => {
             shared.borrow_mut().count_refused(Reason::Hostile);
             Err(Violation("a truncated message"))

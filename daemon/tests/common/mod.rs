@@ -131,7 +131,7 @@ pub fn say(sock: impl AsFd, m: &ToDaemon, fds: &[&dyn AsFdDyn]) {
 }
 
 pub fn say_bytes(sock: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
         assert!(control.push(SendAncillaryMessage::ScmRights(fds)));

@@ -26,7 +26,7 @@ Examples:
   underpass capture 127.0.0.1:6379 127.0.0.1:40112 -w redis.pcapng
   underpass capture --inode 81234 --seconds 10 -w - | tshark -r -
 
-The addresses are those of a row of `underpass ss -W`. What happens is told on standard error. Exit status: 0,
+The addresses are those of a row of `underpass ss -W`. What happens is told on standard error. Exit status: 0, \
 or 1 if the connection is not there or may not be seen.";
 
 #[derive(Debug, Args)]

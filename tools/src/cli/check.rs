@@ -36,32 +36,32 @@ Examples:
   /run/underpass/underpass check --measure web-0 5300   in another: round trip and throughput
   underpass check --pid 4711
 
-With -j: mode (what such a connection gets), now (what this one had), promoted, promotable, daemon
-and closed (true or false), local and peer (addresses), and for each end, here and there: known (to
-the daemon), mode, up, reason (null, or code, name, text, advice), pid, comm, note; and across (null:
-one node), with own and node (names), listed (does a [[peer]] list the address?), channel (up, down)
+With -j: mode (what such a connection gets), now (what this one had), promoted, promotable, daemon \
+and closed (true or false), local and peer (addresses), and for each end, here and there: known (to \
+the daemon), mode, up, reason (null, or code, name, text, advice), pid, comm, note; and across (null: \
+one node), with own and node (names), listed (does a [[peer]] list the address?), channel (up, down) \
 and trouble (why), refusal (null, or why this node has no RDMA), links, rail (null, or as in `ss -e -j`).
 
 Exit status: 0 if the connection is promoted or could be, 1 if it stays on TCP, 2 if the test failed
 (connection refused, unknown host, no library).
 
-With --measure: medians over the rounds (minimum: the smallest of all), and how many times better the lane
-is. GB is 10^9 bytes. -j prints an object: host, port, rounds, time_s, reached (did the lane carry it?),
-why_not (null, or what else the kernel's count shows), tcp and lane, each with local, peer, mode, figures (null, or round_trip_us with median,
-p99 and minimum; to_server and from_server with gbyte_s and gbit_s; bytes, and kernel_bytes of them by
-TCP), ratio (null, or median, p99, to_server, from_server), and check (as -j without --measure).
+With --measure: medians over the rounds (minimum: the smallest of all), and how many times better the lane \
+is. GB is 10^9 bytes. -j prints an object: host, port, rounds, time_s, reached (did the lane carry it?), \
+why_not (null, or what else the kernel's count shows), tcp and lane, each with local, peer, mode, figures (null, or round_trip_us with median, \
+p99 and minimum; to_server and from_server with gbyte_s and gbit_s; bytes, and kernel_bytes of them by \
+TCP), ratio (null, or median, p99, to_server, from_server), and check (as -j without --measure). \
 Exit status: 0 if the lane was measured, 1 if the connection stayed on TCP, 2 if the test failed.
 
 With --serve: it ends by ^C, and takes 16 connections at a time. It asks nobody who he is: whoever
 reaches the port can have it send and receive. Exit status: 0 with --once, 2 if it cannot serve.
 
-With --pid: why a process has no library (cause): static (linked statically), secure (set-user-id,
-set-group-id or file capabilities), no-preload (cleaned environment), preload-overwritten,
-library-absent (no such file in its root directory and mount namespace), architecture, loader, off
-(UNDERPASS=off), kernel-thread, starting (or ending), hidden (ask as root). Its daemon: connected, reachable (the library has had no reason to
-speak to it yet), absent, silent, forbidden (permissions), seccomp. -j prints an array of objects with
-pid, comm, program, library (path or null), cause (null, or name and text), daemon, note, fine.
-Exit status: 0 if all carry the library and reach a daemon, 1 if one does not, 2 if there is no such
+With --pid: why a process has no library (cause): static (linked statically), secure (set-user-id, \
+set-group-id or file capabilities), no-preload (cleaned environment), preload-overwritten, \
+library-absent (no such file in its root directory and mount namespace), architecture, loader, off \
+(UNDERPASS=off), kernel-thread, starting (or ending), hidden (ask as root). Its daemon: connected, reachable (the library has had no reason to \
+speak to it yet), absent, silent, forbidden (permissions), seccomp. -j prints an array of objects with \
+pid, comm, program, library (path or null), cause (null, or name and text), daemon, note, fine. \
+Exit status: 0 if all carry the library and reach a daemon, 1 if one does not, 2 if there is no such \
 process, or it has ended (a zombie).";
 
 #[derive(Debug, Args)]

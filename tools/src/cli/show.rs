@@ -6,7 +6,7 @@ use std::time::Duration;
 pub const SS_LONG: &str = "\
 Show the TCP sockets of all programs under the shim, with the columns, options and modes of smcss \
 from smc-tools. Without options: all connected sockets. In a network namespace, its sockets only; \
-root in the daemon's namespace sees all.
+root, and the daemon's own user, see all from the daemon's namespace.
 
 Columns:
   State          INIT (neither connected nor listening), LISTEN, ACTIVE, or a closing state
@@ -44,11 +44,11 @@ Columns that -R adds (of the RDMA link that carries the connection now; it chang
                  the local device and its port, hexadecimal; see `underpass devices`
   Linkid         number of the link, hexadecimal
   GID, Peer-GID  addresses of the two ends of the link; shown to root on the node only
--j prints an array of objects with the keys state, uid, inode, local, peer, intf, mode; -d, -D and -R
-add their columns under the lower-case names shown above; -e adds reason and peer_reason (null, or
-an object with code, name, text and advice; for an end with one direction on the ring those of the other
-direction), rail (null, or an object with role, device, port, link,
-gid and peer_gid), at (null, or an object with namespace, pod, container, sandbox and id) and what it tells
+-j prints an array of objects with the keys state, uid, inode, local, peer, intf, mode; -d, -D and -R \
+add their columns under the lower-case names shown above; -e adds reason and peer_reason (null, or \
+an object with code, name, text and advice; for an end with one direction on the ring those of the other \
+direction), rail (null, or an object with role, device, port, link, \
+gid and peer_gid), at (null, or an object with namespace, pod, container, sandbox and id) and what it tells \
 about the process and its bytes.
 
 Examples:

@@ -56,17 +56,18 @@ task TARGET [arguments]
   image         an OCI image of the daemon, target/underpass/image.tar
   deb           a package for Debian, target/underpass/underpass_VERSION_amd64.deb
   demo          TCP and Underpass side by side, then a transfer through a daemon's death
-  test          build, model, unit, engine, loom, integration; one summary
+  test          build, model, unit, engine, loom, symbols, containers, integration; one summary
   lint          formatting, clippy, rustdoc, dependencies
   dependencies  the last part of lint: cargo-deny and cargo-machete
   compilers     Debian 13's compiler; lane and shim for aarch64; the oldest compiler promised, if there
   miri          the contract's unit tests under Miri, if there is a toolchain that has it
   asan          the contract's tests with the address sanitizer
-  ci            lint, compilers, then everything of test, suites, lab
+  ci            lint, compilers, then everything of test, cluster, suites, lab
   model         the switch protocol's state space
-  unit          unit and property tests
+  unit          unit and property tests of all crates, and the inputs that fuzzing has kept
   engine        the RDMA data engine, and two whole daemons, over simulated verbs
-  mutants       changes of single places of the switch, each of which must fail a test (see tests/mutants)
+  mutants       changes of single places of the switch, the data engine and the daemon's rails, each of which must
+                fail a test (see tests/mutants)
   loom          ring, doorbell and lane under every interleaving
   fuzz          libFuzzer on every decoder of foreign bytes, 20 s each (arguments: names of targets;
                 UNDERPASS_FUZZ_SECONDS)
@@ -309,8 +310,8 @@ fn model(tree: &Tree, whole: bool) -> Step {
 }
 
 fn unit(tree: &Tree) -> Step {
-    // Debug assertions and overflow checks are on here. The programs' own crates have no unit tests
-    // of their own to run under the shim: those are integration tests.
+    // Debug assertions and overflow checks are on here. (The shim's crate has no unit tests: it would hook the test
+    // program itself.)
     let c = tree
         .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-kubelet -p underpass-webhook -p underpass-admin -p underpassd -p underpass -p underpass-probe -p underpass-fuzz -p xtask --tests");
     Step::new("unit", Kind::Tests, 280, c)
@@ -355,7 +356,7 @@ fn symbols(tree: &Tree) -> Step {
     )
 }
 
-/// Real programs, each test program one test at a time: they measure nothing, but they share two processors.
+/// Real programs: two test programs at a time ([`steps`]), one test of each, because they share two processors.
 fn integration(tree: &Tree, names: &[String]) -> Step {
     let all = steps::integration_tests(tree);
     let mut build = tree.cargo("test -p underpass-tests --no-run");

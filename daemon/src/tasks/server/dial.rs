@@ -61,9 +61,11 @@ pub(super) fn serve(shared: &Shared, fd: Foreign, seat: Seat) {
 /// descriptor is not served any more.
 fn dialed(shared: &Shared, sender: i32, mut fds: Vec<Foreign>) -> bool {
     let accepted = proc::now_ticks();
-    let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
+    if fds.len() != 1 {
+        fds::close_all(fds);
         return false;
-    };
+    }
+    let Some(fd) = fds.pop() else { return false };
     let made_by = sockopt::peer_cred(fd.as_fd()).map_or(0, |c| c.pid);
     if !is_seqpacket(fd.as_fd()) || made_by != sender {
         return false;
