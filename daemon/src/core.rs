@@ -226,7 +226,7 @@ impl<V: Provider> Core<V> {
             // The same process with the same table: it lost its connection, or we cut it.
             Some(id) => *id,
             None => {
-                self.bury_predecessors(process.id);
+                self.retire_predecessors(process.id);
                 let member = self
                     .cgroups
                     .get(&process.cgroup)
@@ -313,7 +313,7 @@ impl<V: Provider> Core<V> {
 
     /// A process that has closed its old connection and now shows another table has executed another program: what
     /// the old program had mapped is gone, so its client is removed.
-    fn bury_predecessors(&mut self, proc_id: ProcId) {
+    fn retire_predecessors(&mut self, proc_id: ProcId) {
         let old = self
             .clients
             .values()
@@ -480,8 +480,8 @@ impl<V: Provider> Core<V> {
     /// Sends what the link groups want sent, and declines the ends of lanes that will not be made. The rails are told
     /// last, because messages that result from their steps must follow those sent here.
     pub(crate) fn act(&mut self, out: Out, reason: Reason, retry_ms: u32) {
-        let (remote, near): (Vec<_>, _) = out.sends.into_iter().partition(|s| s.to.is_remote());
-        for s in near {
+        let (remote, local): (Vec<_>, _) = out.sends.into_iter().partition(|s| s.to.is_remote());
+        for s in local {
             self.note_offer(s.to, &s.msg);
             if let Some(p) = self.clients.get_mut(&s.to) {
                 p.send(s.msg, s.fds);

@@ -34,7 +34,7 @@ use crate::tcp::port::{self, Sock};
 use crate::tcp::{self, ends, probes};
 use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
-use lane::abi::{Epoch, LocWord, EPOCHS};
+use lane::abi::{Epoch, Loc, LocWord, EPOCHS};
 use lane::family::{flag, state, Cause, Conn};
 use lane::half::Memory;
 use lane::num;
@@ -46,7 +46,7 @@ const CALLS: u32 = 8;
 const BYTES: u64 = 64 << 10;
 
 /// Flags with any of which a connection is not registered.
-const CLOSED_DOORS: u32 = flag::LANE | flag::REGISTERED | flag::DISQUALIFIED | flag::HELD;
+const UNREGISTRABLE: u32 = flag::LANE | flag::REGISTERED | flag::DISQUALIFIED | flag::HELD;
 
 /// Called before each native send or receive: counts one more call as evidence.
 #[inline(always)]
@@ -54,7 +54,7 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
     if family::is_wanted() {
         family::used();
     }
-    if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
+    if c.flags.load(Relaxed) & UNREGISTRABLE != 0 {
         if c.flags.load(Relaxed) & (flag::REMOTE | flag::LEFT | flag::GIVEN_BACK) != 0 {
             retire::retire(i, c);
         }
@@ -86,7 +86,7 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
 
 /// Called before a large transfer, which is sufficient evidence by itself.
 pub fn consider_large(i: u32, fd: i32, c: &Conn) {
-    if c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
+    if c.flags.load(Relaxed) & UNREGISTRABLE == 0 {
         consider(i, fd, c);
     }
 }
@@ -95,7 +95,7 @@ pub fn consider_large(i: u32, fd: i32, c: &Conn) {
 /// because this thread may be the one that serves the other end.
 #[inline(always)]
 pub fn expected(i: u32, fd: i32, c: &Conn) {
-    if env::eager() && c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
+    if env::eager() && c.flags.load(Relaxed) & UNREGISTRABLE == 0 {
         consider(i, fd, c);
     }
 }
@@ -107,7 +107,7 @@ pub fn awaited(i: u32, c: &Conn) {
     }
     watched_now(i, c);
     let due = env::eager() || c.calls.load(Relaxed) >= CALLS;
-    if due && c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
+    if due && c.flags.load(Relaxed) & UNREGISTRABLE == 0 {
         consider(i, table::local(i).fd.load(Relaxed), c);
     }
 }
@@ -239,17 +239,9 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     if fuse::is_blown() {
         return refuse(Reason::Fuse, register::FUSE_MS);
     }
-    // Both ends have finished with the previous use of the slot: its rings are free.
-    let slot = &group.rings[lane_no as usize];
-    for r in slot {
-        if let Some(loc) = r.swap(LocWord::NONE, Relaxed).loc() {
-            group.free(loc);
-        }
-    }
-    let Some(loc) = group.alloc(daemon::ring_sizes().0, daemon::want_chunk) else {
+    let Some(loc) = new_ring(group, lane_no) else {
         return refuse(Reason::Memory, 50);
     };
-    slot[0].store(loc.word(), Relaxed);
     c.rx.attach(&m, epoch, tag);
     c.tx.attach(&m, epoch, loc); // marks all words as those of this use: see `RxState::said`
     c.tx.set_tag(tag);
@@ -269,11 +261,24 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     tcp::sync_inq(c, l.fd.load(Relaxed));
     tcp::bufs::sync(c, &m, l.fd.load(Relaxed));
     set_reason(c, Reason::None);
-    open_door(c, group.is_remote());
+    mark_attached(c, group.is_remote());
     sets::activate(i, group);
     ready_locked(i, c, l);
     waiters::look(i);
     true
+}
+
+/// The ring of a new use of the slot. Both ends have finished with the previous use: its rings are free.
+fn new_ring(group: &LinkGroup, lane_no: u32) -> Option<Loc> {
+    let slot = &group.rings[lane_no as usize];
+    for r in slot {
+        if let Some(loc) = r.swap(LocWord::NONE, Relaxed).loc() {
+            group.free(loc);
+        }
+    }
+    let loc = group.alloc(daemon::ring_sizes().0, daemon::want_chunk)?;
+    slot[0].store(loc.word(), Relaxed);
+    Some(loc)
 }
 
 /// Writes down which lane the connection has.
@@ -288,7 +293,7 @@ fn enter(c: &Conn, group: &LinkGroup, lane_no: u32, (epoch, tag): (Epoch, u64)) 
 
 /// The connection has its lane: it is not registered any more, nor lent to another program, because the daemon has found
 /// that nobody else holds it.
-fn open_door(c: &Conn, remote: bool) {
+fn mark_attached(c: &Conn, remote: bool) {
     let registered = flag::REGISTERED | flag::LEFT;
     c.flags.fetch_and(!registered, Release); // pairs with the Acquire in `process::before_fork`
     let remote = if remote { flag::REMOTE } else { 0 };
@@ -494,11 +499,11 @@ pub fn on_call(c: &Conn) -> bool {
 /// and should do it.
 #[inline(always)]
 pub fn service(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
-    !c.tx.has_work(m) || attend_slow(c, group, m, fd)
+    !c.tx.has_work(m) || service_slow(c, group, m, fd)
 }
 
 #[cold]
-fn attend_slow(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
+fn service_slow(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
     let g = lock::try_or_inherit(&c.tx.lock);
     if g.is_some() {
         if !attached::is_still(c, group, m) {

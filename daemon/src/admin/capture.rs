@@ -141,9 +141,9 @@ fn may_still_trace(uid: u32, pids: &[u32]) -> bool {
 
 /// May the caller see the bytes of this connection now? Another process may hold it than when the capture began, or one of
 /// those may have other rights.
-async fn may_still(shared: &Shared, caller: &Caller, ends: &[Watched; 2]) -> bool {
+async fn may_still(shared: &Shared, caller: &Caller, ends: &[Option<Watched>; 2]) -> bool {
     let mut pids = Vec::new();
-    for end in ends {
+    for end in ends.iter().flatten() {
         let core = shared.borrow();
         let holders = core.holders_of(end);
         if !holders.iter().all(|c| caller.may_act(c.uid, c.netns)) {

@@ -5,9 +5,9 @@
 //! What must hold: every byte arrives once and in order, then the end of the stream; nobody is reset; nobody
 //! waits for ever; nothing is left at the end.
 
+mod along;
 #[path = "../../rdma/tests/sim/app.rs"]
 pub mod app;
-mod along;
 mod calls;
 mod chaos;
 mod end;
@@ -295,7 +295,7 @@ impl World {
     }
 
     /// A little of everything. Whether a byte moved.
-    fn tick(&self, calm: bool) -> bool {
+    fn tick(&self, quiet: bool) -> bool {
         self.pass(1 + self.below(20_000));
         let mut moved = false;
         for n in 0..2 {
@@ -304,7 +304,7 @@ impl World {
             self.carry(n);
             let processes = self.nodes[n].processes.borrow().len();
             for p in 0..processes {
-                moved |= self.run_process(n, p, calm);
+                moved |= self.run_process(n, p, quiet);
             }
         }
         self.read_along();
@@ -347,7 +347,7 @@ impl World {
     }
 
     /// One step of a process. Whether a byte moved.
-    fn run_process(&self, n: usize, p: usize, calm: bool) -> bool {
+    fn run_process(&self, n: usize, p: usize, quiet: bool) -> bool {
         let shared = self.nodes[n].process(p);
         let Ok(mut process) = shared.try_borrow_mut() else {
             return false; // it is in the middle of a call
@@ -365,7 +365,7 @@ impl World {
         let done = catch_unwind(AssertUnwindSafe(|| match process.go_on_leaving(now) {
             Left::Waits => false,
             Left::Done if !process.leaving.is_empty() => true,
-            Left::Done => process.step(now, &mut rng, calm),
+            Left::Done => process.step(now, &mut rng, quiet),
             Left::Stalled => {
                 note("a leave that stalls");
                 true

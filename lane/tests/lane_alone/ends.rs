@@ -18,7 +18,7 @@ fn on_ring(remote: bool) -> Alone {
 /// What asks a sender for something is published, unless there is no lane.
 #[test]
 fn requests() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = Alone::new(remote);
         let m = e.memory();
         let n = publishes(&e, || {
@@ -39,7 +39,7 @@ fn requests() {
 /// Ends and resets are announced to the other end's process, and across nodes to nobody.
 #[test]
 fn announcements() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let (near, e) = (u32::from(!remote), Alone::new(remote));
         let m = e.memory();
         let own = &e.ours().rx[L];
@@ -98,7 +98,7 @@ fn announcements() {
 
 /// A waiting receive has news for what it has to look at in memory, and for nothing else.
 #[test]
-fn what_stirs_a_receive() {
+fn what_wakes_a_receive() {
     let e = Alone::new(false);
     let m = e.memory();
     let has_news = || (e.rx.has_news(&m), e.rx.ready(&m));
@@ -140,8 +140,11 @@ fn what_stirs_a_receive() {
     assert_eq!(recv(&e, 3), Received::Bytes(3));
     assert_eq!(recv(&e, 3), Received::Tcp);
     assert_eq!(e.rx.probe(&m, &e.tcp), None);
+}
 
-    // A revocation: what the sender answers.
+/// A receive that waits for a revocation has news of what the sender answers.
+#[test]
+fn what_wakes_a_revoking_receive() {
     let e = on_ring(false);
     let m = e.memory();
     e.puts(0, &bytes(0, 3));
@@ -151,8 +154,11 @@ fn what_stirs_a_receive() {
         assert_eq!(e.rx.has_news(&m), has_news);
         assert_eq!(e.rx.ready(&m), None);
     }
+}
 
-    // After a frame: the ring's bytes, then TCP.
+/// After a frame: the ring's bytes, then TCP.
+#[test]
+fn what_wakes_a_receive_after_a_frame() {
     let e = on_ring(false);
     let m = e.memory();
     e.arrives(&down(0, 3));
@@ -166,8 +172,11 @@ fn what_stirs_a_receive() {
     assert_eq!(recv(&e, 9), Received::Bytes(2));
     assert_ne!(mode_of(&e), mode::RING);
     assert_eq!((e.rx.has_news(&m), e.rx.ready(&m)), (false, None));
+}
 
-    // An end that was announced is always ready.
+/// An end that was announced is always ready.
+#[test]
+fn an_announced_end_is_ready() {
     let e = on_ring(true);
     let m = e.memory();
     e.puts(0, &bytes(0, 3));
@@ -195,7 +204,7 @@ fn the_end_of_tcp() {
     assert_eq!(recv(&e, 9), Received::Error(libc::ECONNRESET));
     e.rx.shut.store(1, Relaxed);
     assert_eq!(recv(&e, 9), Received::Eof);
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = on_ring(remote);
         e.tcp.error.set(libc::ETIMEDOUT);
         assert_eq!(recv(&e, 9), Received::Error(libc::ETIMEDOUT));
@@ -355,7 +364,7 @@ fn everything_is_here() {
 /// The same behind a frame: what has yet to come repeats the ring, and perhaps not all of it.
 #[test]
 fn everything_is_here_behind_a_frame() {
-    let behind = |phase| {
+    let after_frame = |phase| {
         let e = on_ring(false);
         e.puts(0, &bytes(0, 20));
         assert_eq!(recv(&e, 15), Received::Bytes(15));
@@ -371,7 +380,7 @@ fn everything_is_here_behind_a_frame() {
     let sent = LEN as u64 + 15;
     // (BROKEN: not all of them could be put on TCP.)
     for (phase, now) in [(tx::DOWN, mode::SKIP), (tx::BROKEN, mode::LAST)] {
-        let e = behind(phase);
+        let e = after_frame(phase);
         assert_eq!(mode_of(&e), now);
         for (sent, all) in [(sent - 1, true), (sent, true), (sent + 1, false)] {
             ended(&e, sent);
@@ -379,7 +388,7 @@ fn everything_is_here_behind_a_frame() {
         }
     }
     // Then nothing repeats anything.
-    let e = behind(tx::DOWN);
+    let e = after_frame(tx::DOWN);
     e.arrives(&bytes(5, 20));
     assert_eq!(recv(&e, 5), Received::Tcp);
     for (sent, all) in [(sent - 1, false), (sent, true), (sent + 1, false)] {
@@ -408,7 +417,7 @@ fn a_probe() {
 /// of them has not been seen yet.
 #[test]
 fn an_error_behind_everything() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         for prefix in [0, 3] {
             let e = Alone::receiving(remote, prefix);
             e.arrives(&bytes(0, prefix));

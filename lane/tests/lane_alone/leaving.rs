@@ -49,7 +49,7 @@ fn asked_back() -> RxWord {
 /// A readiness that nobody has used, or that was used just now.
 #[test]
 fn of_a_readiness() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = Alone::new(remote);
         assert_eq!((revoke(&e), e.publishes()), (Revoked::Clear, 0), "on TCP");
         assert_eq!(word(&e), RxWord::default());
@@ -219,7 +219,7 @@ fn with_an_error_met() {
 /// With the prefix unread, a frame cannot be taken out from behind it.
 #[test]
 fn of_a_prefix() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         for (phase, r) in [
             (tx::UP, Revoked::Pending),
             (tx::DOWNING, Revoked::Pending),
@@ -414,14 +414,14 @@ fn peeks_over_the_border() {
     for discard in [false, true] {
         let how = peek(discard);
         // The ring's bytes behind those of the prefix; the frame behind it repeats them, and more follows.
-        for (behind, found) in [(0, 13), (9, 13), (10, 13), (12, 15)] {
-            for remote in NEAR_AND_REMOTE {
+        for (after, found) in [(0, 13), (9, 13), (10, 13), (12, 15)] {
+            for remote in LOCAL_AND_REMOTE {
                 let e = in_prefix(remote, 1);
                 e.arrives(&down(0, 10));
-                e.arrives(&bytes(3, 3 + behind));
+                e.arrives(&bytes(3, 3 + after));
                 let (r, b) = e.recv(100, how);
                 let n = found - 1;
-                assert_eq!(r, Received::Bytes(n), "{discard} {behind}");
+                assert_eq!(r, Received::Bytes(n), "{discard} {after}");
                 if !discard {
                     assert_eq!(b[..n], bytes(1, found as u64));
                 }
@@ -459,7 +459,7 @@ fn peeks_behind_a_frame() {
         peek: true,
         ..look()
     };
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         // How many of the two bytes that were read already, and of the ten that follow them, are on TCP.
         for (there, found) in [(0, 8), (1, 8), (2, 8), (9, 8), (10, 8), (14, 12)] {
             let e = on_ring(remote, 2);
@@ -554,10 +554,10 @@ fn where_the_buffers_are_left() {
         ..look()
     };
     // A peek over the border, and behind the frame.
-    for (behind, found) in [(0, 12), (12, 14)] {
+    for (after, found) in [(0, 12), (12, 14)] {
         let e = in_prefix(false, 1);
         e.arrives(&down(0, 10));
-        e.arrives(&bytes(3, 3 + behind));
+        e.arrives(&bytes(3, 3 + after));
         let mut a = vec![0; 20];
         let v = [iov_of(&mut a)];
         let mut iov = Iov::new(&v);

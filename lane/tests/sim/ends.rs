@@ -74,12 +74,11 @@ impl World {
                 h.revoking.set(false);
             }
             Step::Stuck(Reason::Stalled) => {
-                // (What only the ring has the shim puts back with the daemon's help: `promotion::requeue`.)
                 self.note("a leave that stalls");
-                let behind = h.rx.mode.load(Relaxed) == rx::mode::PREFIX; // (the sender's own frame)
+                let prefix = h.rx.mode.load(Relaxed) == rx::mode::PREFIX; // (the sender's own frame)
                 let ended = peer.is_gone() || peer.wr_shut.get() || peer.failed.get();
                 assert!(
-                    behind || attempt.over || ended,
+                    prefix || attempt.over || ended,
                     "end {e} cannot leave, and the other one is there"
                 );
                 self.reset(e);

@@ -100,7 +100,7 @@ impl Cut {
         flags: i32,
         total: &mut usize,
     ) -> ControlFlow<isize> {
-        if self.heard() {
+        if self.service_daemon() {
             return Continue(()); // the messages may have brought the lane
         }
         let Some(fd) = native::descriptor(call, (c, l), *total) else {
@@ -153,10 +153,30 @@ impl Cut {
         if sends && ours && r < num::ssize(want) {
             l.starved.store(1, Relaxed);
         }
-        let more = match r {
+        let whole = r == num::ssize(want);
+        match self.goes_on(way, (c, fd), r, whole, first) && iov.left() > 0 {
+            true => Continue(()),
+            false if *total == 0 => Break(r),
+            false if sends => Break(short::counted((c, l), fd, *total, iov.left())),
+            false => Break(num::ssize(*total)),
+        }
+    }
+
+    /// Is another part made after one with the result `r`? `whole`: it moved all that it was given; `first`: it was the
+    /// first one.
+    fn goes_on(
+        &mut self,
+        way: Way,
+        (c, fd): (&Conn, i32),
+        r: isize,
+        whole: bool,
+        first: bool,
+    ) -> bool {
+        let sends = way == Way::Send;
+        match r {
             // (A first send that falls short was ended by a signal, a time-out or an error, as the kernel
             // decided.)
-            r if r > 0 => !(sends && first) || r == num::ssize(want),
+            r if r > 0 => !(sends && first) || whole,
             AGAIN if !first => !sends || self.wait(fd, libc::POLLOUT),
             r => {
                 if !first && r < 0 {
@@ -165,17 +185,11 @@ impl Cut {
                 }
                 false
             }
-        };
-        match more && iov.left() > 0 {
-            true => Continue(()),
-            false if *total == 0 => Break(r),
-            false if sends => Break(short::counted((c, l), fd, *total, iov.left())),
-            false => Break(num::ssize(*total)),
         }
     }
 
     /// Processes the daemon's messages. Must not be called while this thread is counted as native.
-    fn heard(&mut self) -> bool {
+    fn service_daemon(&mut self) -> bool {
         let news = core::mem::take(&mut self.news) || daemon::pending();
         if news {
             daemon::pump();
@@ -216,7 +230,7 @@ impl Cut {
 impl Cut {
     /// Before a further part: waits until TCP takes something. False: the call ends with what it has sent.
     pub fn may_send(&mut self, fd: i32) -> bool {
-        self.heard();
+        self.service_daemon();
         match sys::poll1(fd, libc::POLLOUT) {
             libc::POLLOUT => true,
             // (The kernel, too, looks at the blocking mode before each of its own parts.)

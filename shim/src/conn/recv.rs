@@ -182,8 +182,10 @@ impl Receiving<'_> {
             true => more(),
         });
         match made {
-            Native::Made { says: 0, .. } if total == 0 && self.iov.left() > 0 && self.is_owed() => {
-                self.await_owed()
+            Native::Made { says: 0, .. }
+                if total == 0 && self.iov.left() > 0 && self.is_pending() =>
+            {
+                self.await_pending()
             }
             Native::Made { says: 0, .. } if total == 0 => Break(self.tcp_ended()),
             Native::Made { says, .. } => Break(num::ssize(total) + says), // after a part, `says` is no error
@@ -317,9 +319,9 @@ impl Receiving<'_> {
         // The bytes after the ring, on TCP, may have been reported already (`looked` is 0 then) or counted: a
         // program that takes a short count for "nothing more" would wait for further events.
         let told = c.rx.is_up() && c.rx.looked.load(Relaxed) == 0;
-        let behind = told || now == mode::LAST || !m.is_remote() && c.rx.goes_down(m);
+        let after_ring = told || now == mode::LAST || !m.is_remote() && c.rx.goes_down(m);
         // The same holds if the switch happened within this read. (A peek has already found everything.)
-        if self.peeks() || !behind && now == before {
+        if self.peeks() || !after_ring && now == before {
             return Break(num::ssize(self.total));
         }
         if !self.call.hold(c, l) {

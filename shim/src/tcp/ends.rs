@@ -160,7 +160,7 @@ fn decide(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory, fd: i32) -> i64 {
             true => end_as_reset(c, m, fd), // (the peer's own, which a packet filter has dropped)
             false => reset_by_death(c, m, fd),
         }
-        c.tx.forsake();
+        c.tx.reset_to_tcp();
         table::disqualify(c, Reason::PeerGone);
         return 0;
     }
@@ -212,7 +212,7 @@ pub fn has_died(c: &Conn, m: &Memory, fd: i32, dead: bool) -> bool {
     let died = c.rx.notice_death(m, dead);
     if died {
         reset_by_death(c, m, fd);
-        c.tx.forsake();
+        c.tx.reset_to_tcp();
     }
     died
 }

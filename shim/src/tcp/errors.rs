@@ -25,7 +25,7 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     }
     count_reset(c, fd, r);
     table::disqualify(c, r);
-    c.tx.forsake();
+    c.tx.reset_to_tcp();
     announce_reset(c, fd);
     disconnect_told(c, fd);
     c.rx.abandon();

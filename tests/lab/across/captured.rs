@@ -96,7 +96,7 @@ impl Talk {
         let hash = |running: Running| {
             let out = running.wait()?.ok()?;
             let hash = out.lines().find_map(|l| l.strip_prefix("sent "));
-            Ok(hash.with_context(|| out.clone())?.to_owned())
+            anyhow::Ok(hash.with_context(|| out.clone())?.to_owned())
         };
         Ok([hash(self.client)?, hash(self.server)?])
     }

@@ -69,7 +69,10 @@ pub fn check_measures_both_ways(lab: &mut Lab) -> Result<()> {
         );
         said = format!("{v:#}\n{}", server.stderr());
         if v["reached"] != true {
-            ensure!(v["lane"]["figures"].is_null() && v["ratio"].is_null(), "{v:#}");
+            ensure!(
+                v["lane"]["figures"].is_null() && v["ratio"].is_null(),
+                "{v:#}"
+            );
             println!("on TCP: {}", v["why_not"]);
             continue;
         }

@@ -164,8 +164,11 @@ pub fn serve(control: Control) -> Result<()> {
     end.control.meet("failed")?;
     drop(c);
 
-    // We answer nothing any more, in one of two ways.
-    let c = Conn::new(&mut end, Some(&mr), RTS, 8)?;
+    answer_nothing(&Conn::new(&mut end, Some(&mr), RTS, 8)?)
+}
+
+/// We answer nothing any more, in one of two ways.
+fn answer_nothing(c: &Conn) -> Result<()> {
     loop {
         let Some(got) = c.completions(1, LONG)?.pop() else {
             println!("serve: nothing came in {LONG:?}");
@@ -309,7 +312,7 @@ fn transfer(end: &mut End) -> Result<()> {
         for _ in 0..1 + u32::from(signaled) {
             let got = c.one(wait_of(n))?;
             if got.opcode == Opcode::Recv {
-                check_quietly(c.message(got.wr_id) == message(n as u8))?;
+                check_same(c.message(got.wr_id) == message(n as u8))?;
                 c.give(got.wr_id)?;
             }
         }
@@ -367,7 +370,7 @@ fn bulk(c: &Conn, mr: &Mr) -> Result<()> {
     Ok(())
 }
 
-fn check_quietly(good: bool) -> Result<()> {
+fn check_same(good: bool) -> Result<()> {
     good.then_some(())
         .ok_or("a message is not what was sent".into())
 }

@@ -77,7 +77,7 @@ pub(super) struct Link<P: Provider> {
     /// Receive buffers that the peer has ever posted, and messages that we have sent, modulo 2^16.
     granted: u16,
     used: u16,
-    pub heard: u64,
+    pub last_received: u64,
     /// When it became active.
     pub since: u64,
     /// When we asked whether the peer is there; set while nothing has been heard since.
@@ -102,7 +102,7 @@ pub(super) struct Link<P: Provider> {
     probing: bool,
     pub answer: bool,
     /// Our first message may stay unnoticed in the peer's device until another one arrives.
-    pub poke: bool,
+    pub wake_peer: bool,
     /// The oldest request when the timers last ran.
     oldest: u64,
     /// Requests may be posted: a handshake, if the queue pair needs one, is finished.
@@ -190,7 +190,7 @@ impl<P: Provider> Link<P> {
             recv_told: depth,
             granted: 0,
             used: 0,
-            heard: 0,
+            last_received: 0,
             since: 0,
             asked: None,
             deadline: u64::MAX,
@@ -204,7 +204,7 @@ impl<P: Provider> Link<P> {
             local_wr: 0,
             probing: false,
             answer: false,
-            poke: false,
+            wake_peer: false,
             oldest: 0,
             linked: false,
             armed: None,
@@ -311,7 +311,7 @@ impl<P: Provider> Link<P> {
                 false => (num::size(n) + 1).min(self.sent.len()),
             });
         }
-        self.heard = now;
+        self.last_received = now;
         self.asked = None;
         let Ok(slot) = u16::try_from(c.wr_id & !RECV) else {
             return Outcome::Broken("a message in no buffer of ours");
@@ -494,7 +494,7 @@ impl<P: Provider> Link<P> {
         }
         if self.state == State::Active {
             self.probe()?;
-        } else if std::mem::take(&mut self.poke) && self.local_ack_only && self.spare() {
+        } else if std::mem::take(&mut self.wake_peer) && self.local_ack_only && self.spare() {
             self.test(false)?;
         }
         while self.spare() {
@@ -503,8 +503,8 @@ impl<P: Provider> Link<P> {
             };
             self.post(&Load::default(), token, 0, body, What::Llc, 0)?;
         }
-        let owed = self.recv_posted.wrapping_sub(self.recv_told);
-        if owed >= self.depth / 2 && self.credits() > 0 && self.sent.len() < self.room {
+        let untold = self.recv_posted.wrapping_sub(self.recv_told);
+        if untold >= self.depth / 2 && self.credits() > 0 && self.sent.len() < self.room {
             self.test(true)?;
         }
         Ok(())

@@ -306,7 +306,7 @@ impl<P: Provider> Pair<P> {
     }
 
     /// Both ends of a link are destroyed: nothing that was in flight on it will land any more.
-    fn buried(&mut self, no: LinkId) {
+    fn link_retired(&mut self, no: LinkId) {
         self.lanes.each(|_, lane| {
             if lane.link == Some(no) {
                 lane.moved();
@@ -326,7 +326,7 @@ impl<P: Provider> Pair<P> {
                 self.dead.remove(&no);
             }
             if news {
-                self.buried(no);
+                self.link_retired(no);
             }
         }
     }
@@ -346,7 +346,7 @@ impl<P: Provider> Pair<P> {
                     Some(at) if now >= at + self.config.quiet_ns => {
                         gone.push((*no, "the peer is silent"));
                     }
-                    None if now >= l.heard + self.config.quiet_ns => {
+                    None if now >= l.last_received + self.config.quiet_ns => {
                         l.asked = Some(now);
                         l.say(*no, Body::TestLink { reply: false });
                     }
@@ -359,7 +359,7 @@ impl<P: Provider> Pair<P> {
                 }
                 State::Confirming if now >= l.next_try => {
                     l.next_try = now + self.config.retry_ns;
-                    l.poke = self.config.first;
+                    l.wake_peer = self.config.first;
                 }
                 _ => {}
             }

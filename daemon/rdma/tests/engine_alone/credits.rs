@@ -21,7 +21,7 @@ fn up(config: Config) -> Side {
     s.ask(e(1), RING, 0);
     s.answer_ring(1, 0);
     s.answer_switch(e(1), 1, true);
-    s.heard();
+    s.received();
     s
 }
 
@@ -29,12 +29,12 @@ fn up(config: Config) -> Side {
 /// when it posts more.
 #[test]
 fn buffers_of_the_peer() {
-    let mut s = up(calm(true));
+    let mut s = up(quiet(true));
     s.b.peer.reposts = false;
     let mut said = 0;
     for n in 0..u64::from(DEPTH) {
         s.put(RING, n, n + 1);
-        said += s.heard().len();
+        said += s.received().len();
     }
     assert_eq!(said, usize::from(DEPTH) - 1);
     s.b.peer.reposts = true;
@@ -52,17 +52,17 @@ fn our_buffers() {
     let mut s = Side::new(Bench::new(
         Config {
             depth,
-            ..calm(true)
+            ..quiet(true)
         },
         1,
     ));
     let test = Body::TestLink { reply: true };
-    s.b.peer.heard(s.no);
+    s.b.peer.received(s.no);
     let mut returned = Vec::new();
     for n in 1..=16 {
         s.b.peer.say(s.no, s.no, test);
         s.b.settle();
-        for (m, _) in s.b.peer.heard(s.no) {
+        for (m, _) in s.b.peer.received(s.no) {
             assert_eq!(m.body, test);
             returned.push((n, m.credits));
         }
@@ -84,10 +84,10 @@ fn pieces() {
         let mut s = up(Config {
             budget,
             window,
-            ..calm(true)
+            ..quiet(true)
         });
         s.put(RING, 0, 10_000);
-        let heads: Vec<u64> = s.heard().iter().filter_map(head).collect();
+        let heads: Vec<u64> = s.received().iter().filter_map(head).collect();
         assert_eq!(
             (heads[0], heads.last()),
             (first, Some(&10_000)),
@@ -103,11 +103,11 @@ fn pieces() {
 fn one_turn_at_a_time() {
     let mut s = up(Config {
         budget: 1000,
-        ..calm(true)
+        ..quiet(true)
     });
     (0..2).for_each(|_| s.b.pair.gate(s.id, false));
     s.put(RING, 0, 10_000);
-    let heads: Vec<u64> = s.heard().iter().filter_map(head).collect();
+    let heads: Vec<u64> = s.received().iter().filter_map(head).collect();
     assert_eq!(heads, [4000, 8000, 10_000]);
 }
 
@@ -116,16 +116,16 @@ fn one_turn_at_a_time() {
 fn the_window() {
     let mut s = up(Config {
         window: 2000,
-        ..calm(true)
+        ..quiet(true)
     });
     let before = s.b.pair.stats(s.b.rails[0]);
     s.b.world.set_wire(0, false);
     s.put(RING, 0, 2000);
     s.put(RING, 2000, 5000);
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
     s.b.world.set_wire(0, true);
     s.b.later(MS / 4);
-    let heads: Vec<u64> = s.heard().iter().filter_map(head).collect();
+    let heads: Vec<u64> = s.received().iter().filter_map(head).collect();
     assert_eq!(heads, [2000, 4000, 5000]);
     let now = s.b.pair.stats(s.b.rails[0]);
     assert_eq!(
@@ -140,20 +140,20 @@ fn turns() {
     let mut s = up(Config {
         window: 1000,
         budget: 1000,
-        ..calm(true)
+        ..quiet(true)
     });
     let other = s.b.lane(1);
-    s.b.peer.heard(s.no);
+    s.b.peer.received(s.no);
     assert_ne!(other, s.id);
     s.put(RING, 0, 8000);
-    let heads: Vec<u64> = s.heard().iter().filter_map(head).collect();
+    let heads: Vec<u64> = s.received().iter().filter_map(head).collect();
     assert_eq!(heads, [1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000]);
 }
 
 /// Counters of a rail.
 #[test]
 fn counters() {
-    let mut s = up(calm(true));
+    let mut s = up(quiet(true));
     let before = s.b.pair.stats(s.b.rails[0]);
     s.put(RING, 0, 100);
     s.put(RING, 100, 1100);
@@ -176,11 +176,11 @@ fn counters() {
 /// Bytes on both sides of the ring's end, and on two rings, in one piece.
 #[test]
 fn two_writes() {
-    let mut s = up(calm(true));
+    let mut s = up(quiet(true));
     s.put(RING, 0, 16_000);
     s.says.cursor = c(16_000);
     s.snapshot();
-    s.heard();
+    s.received();
     let before = s.b.pair.stats(s.b.rails[0]).writes;
     s.put(RING, 16_000, 17_000);
     assert_eq!(s.last_snapshot().expect("a snapshot").head, c(17_000));
@@ -192,16 +192,16 @@ fn two_writes() {
 /// The application moves to another ring: it is told to the peer, and bytes go on there when it has a place.
 #[test]
 fn another_ring() {
-    let mut s = up(calm(true));
+    let mut s = up(quiet(true));
     s.put(RING, 0, 100);
     s.says.cursor = c(100);
     s.snapshot();
-    s.heard();
+    s.received();
     let next = loc(8, 12);
     s.ring(2, next, 100);
     s.put(next, 100, 400);
     let (moves, log2, from) = (2, 12, c(100));
-    assert_eq!(s.heard(), [Body::Ring { moves, log2, from }]);
+    assert_eq!(s.received(), [Body::Ring { moves, log2, from }]);
     s.answer_ring(2, 65_536);
     let said = s.last_snapshot().expect("a snapshot");
     assert_eq!((said.head, said.moves), (c(400), 2));
@@ -222,7 +222,7 @@ fn impossible_moves() {
             Some("a ring moved before the reader could follow"),
         ),
     ] {
-        let mut s = up(calm(true));
+        let mut s = up(quiet(true));
         s.put(RING, 0, 100);
         s.says.cursor = c(cursor);
         s.snapshot();

@@ -9,7 +9,7 @@ use underpass_rdma::sim::Faults;
 use underpass_rdma::wire::Body;
 
 fn up() -> Side {
-    let mut s = Side::new(Bench::new(calm(true), 1));
+    let mut s = Side::new(Bench::new(quiet(true), 1));
     s.up();
     s
 }
@@ -64,7 +64,7 @@ fn notified_of_requests() {
     s.b.world.set_wire(0, true);
     s.b.later(MS / 4);
     assert_eq!(
-        s.heard().last(),
+        s.received().last(),
         Some(&Body::Ring {
             moves: 2,
             log2: 12,
@@ -79,7 +79,7 @@ fn notified_of_requests() {
 fn woken_for_room() {
     let config = Config {
         window: 2000,
-        ..calm(true)
+        ..quiet(true)
     };
     let mut s = Side::new(Bench::new(config, 1));
     s.up();
@@ -126,7 +126,7 @@ fn timers() {
         iwarp: 1,
         ..Faults::default()
     };
-    let mut b = Bench::with(calm(true), 1, iwarp);
+    let mut b = Bench::with(quiet(true), 1, iwarp);
     let offer = b.offered();
     let next = |b: &Bench, quiet| b.pair.next_timer_ns(quiet) - b.now;
     assert!(next(&b, 0) > 19 * MS && next(&b, 0) <= 20 * MS);
@@ -219,20 +219,20 @@ fn doorbells() {
 /// While the application reads, its cursor is looked at in turns, without being told.
 #[test]
 fn a_reader_at_work() {
-    let mut s = Side::new(Bench::new(calm(true), 1));
+    let mut s = Side::new(Bench::new(quiet(true), 1));
     s.incoming();
     s.says.head = c(100);
     s.snapshot();
-    s.heard();
+    s.received();
     s.b.app().cursors[0].store(c(60), Relaxed);
     s.snapshot();
     s.b.app().cursors[0].store(c(100), Relaxed);
     s.b.settle();
-    assert_eq!(s.heard(), [], "it does not look without reason");
+    assert_eq!(s.received(), [], "it does not look without reason");
     s.b.publish();
     assert_eq!(s.last_snapshot().expect("a snapshot").cursor, c(100));
     s.b.publish();
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
 }
 
 /// What was sent a while ago does not make completions notify, unless a device tells nothing by them.
@@ -248,6 +248,6 @@ fn requests_in_flight() {
     arm(&mut s);
     s.b.world.set_wire(0, true);
     s.b.later(MS / 4);
-    assert_eq!(s.heard().len(), 1);
+    assert_eq!(s.received().len(), 1);
     assert_eq!(s.b.world.notified(0), []);
 }

@@ -244,9 +244,9 @@ impl Pairing {
             t.numbers.insert(key, id);
             return t.send(Msg::Lookup { id, claim }, out);
         }
-        let near = t.by_tuple.get(&(s.end.peer, s.end.local)).copied();
+        let by_addresses = t.by_tuple.get(&(s.end.peer, s.end.local)).copied();
         let Some(r) = &s.end.record else {
-            if let Some(lookup) = near {
+            if let Some(lookup) = by_addresses {
                 s.note = hint(t, lookup, &s.end, out);
             }
             return;
@@ -255,7 +255,7 @@ impl Pairing {
         let digest = channel.digest(node, r.rcv, r.snd);
         t.expected.insert(digest, key);
         t.digests.insert(key, digest);
-        match (t.by_proof.get(&digest).copied(), near) {
+        match (t.by_proof.get(&digest).copied(), by_addresses) {
             (Some(lookup), _) => self.found(key, node, lookup, now, alive, out),
             (None, Some(lookup)) => s.note = hint(t, lookup, &s.end, out),
             (None, None) => {}
@@ -288,7 +288,7 @@ impl Pairing {
         let evidence = (&theirs.claim, theirs.at_ns);
         if let Err(r) = judge(&*self.directory, node, evidence, (&s.end, record), now) {
             s.note.local = r.code();
-            t.lies += u64::from(r == Reason::WrongNode);
+            t.false_claims += u64::from(r == Reason::WrongNode);
             let reason = r.code();
             return t.send(Msg::Hint { lookup, reason }, out);
         }
@@ -460,7 +460,7 @@ impl Pairing {
     /// Number of lookups that `node` has with us or we have with it, and of its claims about other nodes' addresses.
     pub fn counts(&self, node: &str) -> (usize, u64) {
         let t = self.tables.get(node);
-        t.map_or((0, 0), |t| (t.lookups.len() + t.sent.len(), t.lies))
+        t.map_or((0, 0), |t| (t.lookups.len() + t.sent.len(), t.false_claims))
     }
 
     /// Has this node said that it has RDMA devices which are up?
