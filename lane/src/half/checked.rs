@@ -309,7 +309,7 @@ fn down_and_revocation_with_nothing_unread() {
 fn withdrawn(answer: impl Fn(&World) + Copy + Sync + Send + 'static) {
     loom::model(move || {
         let w = World::up();
-        assert_eq!(w.send(0, 2), 2);
+        assert_eq!(w.send(0, 1), 1);
         let mut got = Vec::new();
         let r = w.rx.revoke(&w.receiver(), &End(&w, 1));
         assert_ne!(r, Ok(Revoked::Impossible));
@@ -318,7 +318,7 @@ fn withdrawn(answer: impl Fn(&World) + Copy + Sync + Send + 'static) {
         w.rx.go_on(&w.receiver());
         w.recv(&mut got);
         t.join().unwrap();
-        w.settle(got, 2);
+        w.settle(got, 1);
     });
 }
 

@@ -80,8 +80,7 @@ pub fn bring_unread(i: u32) {
     let (mut coming, mut patience) = (None, None);
     loop {
         // (A daemon that is gone asks no one for anything; the other node's has its end come down by itself.)
-        let Some((group, m)) =
-            attached::of(c, l).filter(|(g, _)| !(g.is_remote() && g.is_dead()))
+        let Some((group, m)) = attached::of(c, l).filter(|(g, _)| !(g.is_remote() && g.is_dead()))
         else {
             return;
         };
