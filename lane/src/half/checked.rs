@@ -305,6 +305,33 @@ fn down_and_revocation_with_nothing_unread() {
     down_and_revocation(false);
 }
 
+/// A revocation is withdrawn while the sender answers it, or goes down by its own decision: no byte comes twice.
+fn withdrawn(answer: impl Fn(&World) + Copy + Sync + Send + 'static) {
+    loom::model(move || {
+        let w = World::up();
+        assert_eq!(w.send(0, 1), 1);
+        let mut got = Vec::new();
+        let r = w.rx.revoke(&w.receiver(), &End(&w, 1));
+        assert_ne!(r, Ok(Revoked::Impossible));
+        let s = w.clone();
+        let t = loom::thread::spawn(move || answer(&s));
+        w.rx.go_on(&w.receiver());
+        w.recv(&mut got);
+        t.join().unwrap();
+        w.settle(got, 1);
+    });
+}
+
+#[test]
+fn a_revocation_withdrawn_and_an_answer() {
+    withdrawn(|s| _ = s.tx.look(&s.sender(), &End(s, 0)).unwrap());
+}
+
+#[test]
+fn a_revocation_withdrawn_and_a_way_down() {
+    withdrawn(|s| _ = s.tx.down(&s.sender(), &End(s, 0)).unwrap());
+}
+
 /// A ready receiver reads while the sender switches up and down: no byte of the frame reaches the application.
 #[test]
 fn ready_and_frame() {

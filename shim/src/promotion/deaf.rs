@@ -14,8 +14,9 @@ use lane::half::rx::BeforeDeaf;
 /// earlier ones are acknowledged: as long as an acknowledgement may be delayed.
 const BEGIN_MS: u64 = 200;
 const COMING_MS: u64 = 250;
-/// Milliseconds to begin across nodes, where the daemons' links may have to be made anew meanwhile.
-const BEGIN_ACROSS_MS: u64 = 1000;
+/// Milliseconds to begin across nodes: the daemons notice after two seconds that a link is dead, and then have their ends
+/// come down, if there is no other one.
+const BEGIN_ACROSS_MS: u64 = 2500;
 /// Milliseconds to begin when lately nobody did; and for how long that counts. (Otherwise a process that ends many
 /// connections of a peer that is stopped would wait for one after the other.)
 const AGAIN_MS: u64 = 5;

@@ -194,7 +194,8 @@ impl RxState {
         }
         let epoch = self.epoch.load(Relaxed);
         m.own_rx().word.store(RxWord::new(epoch, rx::READY), SeqCst);
-        // SYNC withdraw: we have withdrawn, now we look; the daemon claims, then looks at our word (`TxState::adopt`).
+        // SYNC withdraw: we have withdrawn, now we look; the daemon claims, and the sender records, then they look at our
+        // word (`TxState::adopt`, `TxState::resume`).
         fence(SeqCst);
         let plain = TakeoverWord::new(epoch, takeover::PLAIN);
         let answered = now == mode::REVOKING

@@ -6,6 +6,7 @@ use crate::abi::{marks, rx, takeover, tx, Cursor, Epoch, RxWord, TcpPos, TxPhase
 use crate::half::mem::{Memory, Ring};
 use crate::half::{Port, Progress, RxState};
 use crate::num;
+use crate::prim::fence;
 use crate::proto::frame::{Frame, Kind, LEN};
 use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -48,8 +49,10 @@ impl TxState {
         if word.has(rx::REVOKED) && self.framed(m) {
             self.down(m, port)
         } else if word.has(rx::REVOKED) {
-            // The word was stored after the cursor to which it refers.
-            self.resume(m, port, m.peer_rx().revoked.load(Relaxed))
+            // The word was stored after the cursor to which it refers. (If it is withdrawn meanwhile, there is nothing to
+            // answer.)
+            let resumed = self.resume(m, port, m.peer_rx().revoked.load(Relaxed))?;
+            Ok(resumed.unwrap_or(Progress::Done))
         } else if word.has(rx::CLOSED) {
             // Nobody reads any more: the kernel gives the application TCP's own errors.
             self.downs.fetch_add(1, Relaxed);
@@ -132,8 +135,13 @@ impl TxState {
         m.is_remote() && at != Cursor::UNSEEN && at != m.own_tx().up_start.load(Relaxed)
     }
 
-    /// After a revocation at `cursor`: the rest of the ring goes to TCP as plain bytes.
-    fn resume(&self, m: &Memory, port: &impl Port, cursor: Cursor) -> Result<Progress, Reason> {
+    /// After a revocation at `cursor`: the rest of the ring goes to TCP as plain bytes. `None`: it is withdrawn.
+    fn resume(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        cursor: Cursor,
+    ) -> Result<Option<Progress>, Reason> {
         let known = self.refresh(m)?;
         let head = self.head.load(Relaxed);
         // A receiver that revoked before it saw this epoch's switch has taken nothing from the ring.
@@ -143,15 +151,35 @@ impl TxState {
             cursor
         };
         if cursor < known.min(head) || cursor > head || head - cursor > self.backlog_max() {
-            return Err(Reason::Hostile);
+            // (Who has withdrawn it reads on, and may revoke anew.)
+            return match self.is_withdrawn(m, cursor) {
+                true => Ok(None),
+                false => Err(Reason::Hostile),
+            };
+        }
+        self.record(m, cursor, takeover::PLAIN);
+        // SYNC withdraw: we have recorded, now we look; the receiver withdraws, then looks at our record. (A daemon has
+        // claimed the direction before: see `TxState::adopt`.)
+        fence(SeqCst);
+        if self.is_withdrawn(m, cursor) {
+            self.record(m, cursor, takeover::NONE);
+            return Ok(None);
         }
         self.frame_done.store(num::small(LEN), Relaxed);
         self.drain_at.store(cursor, Relaxed);
         self.frame_cursor.store(NO_FRAME, Relaxed);
-        self.record(m, cursor, takeover::PLAIN);
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
-        self.drain(m, port)
+        self.drain(m, port).map(Some)
+    }
+
+    /// On one node: is the revocation at `cursor` not there any more?
+    fn is_withdrawn(&self, m: &Memory, cursor: Cursor) -> bool {
+        // Acquire: the cursor that belongs to the word. (UNSEEN means the start of the epoch.)
+        let stays = self.says(m.peer_rx().word.load(Acquire), rx::REVOKED);
+        let at = m.peer_rx().revoked.load(Relaxed);
+        let same = at == cursor || at == Cursor::UNSEEN;
+        !m.is_remote() && !m.takes_over() && !(stays && same)
     }
 
     /// Maximum number of bytes that can be unread: the present ring and the former one.
@@ -200,7 +228,9 @@ impl TxState {
             return Ok(self.settle(m, port, epoch, tx::BROKEN));
         }
         if self.says(word, rx::REVOKED) && !self.framed(m) && !alone {
-            return self.resume(m, port, m.peer_rx().revoked.load(Relaxed));
+            if let Some(step) = self.resume(m, port, m.peer_rx().revoked.load(Relaxed))? {
+                return Ok(step);
+            }
         }
         let cursor = self.refresh(m)?;
         let rest = self.head.load(Relaxed) - cursor;
