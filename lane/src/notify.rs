@@ -3,7 +3,7 @@
 //!
 //! Publisher: store the data and its head or cursor; increment the lane's publish counter; full fence; look at the
 //! other side's sleepers. Sleeper: increment the sleepers; full fence; look at every counter once more; sleep. One of
-//! the two sees the other (Dekker). The model and the loom test below check this.
+//! the two sees the other (Dekker). The loom test below checks this.
 
 pub mod doorbell;
 

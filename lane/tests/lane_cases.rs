@@ -1,5 +1,5 @@
 //! Interleavings that once lost, repeated or held back bytes, or could; each found by the random
-//! operations, the model, or by reading for it.
+//! operations, by a model of the protocol that there was at first, or by reading for it.
 
 #![cfg(not(loom))]
 

@@ -1,5 +1,4 @@
-//! The real lane code, driven by random operations of the kinds that the model knows, with every
-//! byte accounted for. See `sim` for what is simulated and what is checked.
+//! The real lane code, driven by random operations, with every byte accounted for. See `sim` for what is simulated and what is checked.
 
 #![cfg(not(loom))]
 

@@ -27,8 +27,9 @@ use underpass_rdma::sim::Rng;
 use underpass_tests::harness::paths;
 
 /// What is mutated.
-const PLACES: [&str; 16] = [
+const PLACES: [&str; 17] = [
     "lane/src/proto/frame.rs",
+    "lane/src/half/leave.rs",
     "lane/src/half/native_calls.rs",
     "lane/src/half/ring.rs",
     "lane/src/half/rx.rs",
@@ -66,10 +67,11 @@ const fn run(package: &'static str, target: &'static str) -> Run {
 }
 
 /// Test programs, the quick ones first. (`LOOM` is built on its own.)
-static PROGRAMS: [Run; 14] = [
+static PROGRAMS: [Run; 15] = [
     run("lane", "lib"),
     run("lane", "lane_alone"),
     run("lane", "lane_cases"),
+    run("lane", "takeover_cases"),
     run("underpass-rdma", "engine_alone"),
     Run {
         args: &["stories"],

@@ -223,7 +223,10 @@ fn a_request_for_space() {
         assert!(!e.tx.want_space(&m, &e.tcp));
         e.reads(SIZE as u64 / 4);
         assert!(e.tx.want_space(&m, &e.tcp));
+        let waits = || e.ours().tx[L].want_space.load(Relaxed).waits();
+        assert!(waits(), "another thread may still wait for more");
         e.send(SIZE / 4);
+        assert!(waits());
         assert!(!e.tx.want_space(&m, &e.tcp));
         e.tx.abandon(&e.memory());
         assert!(e.tx.want_space(&m, &e.tcp));

@@ -2,9 +2,9 @@
 //!
 //! [`lane`] is one direction of one lane between two nodes: application A, its daemon D1, the
 //! network, daemon D2, application B. The two shims' halves make the steps of `lane::half`; what
-//! happens between a shim and its own daemon inside one node's memory is as on one node, and the
-//! model of that (`model::lane`) is not repeated here: a step of an application is one call under
-//! its lock, except where another one's step in between matters. [`wake`] is the chain of
+//! happens inside one node's memory is no part of this: it is explored as it ships (`lane/tests`, and loom in
+//! `lane/src/half/checked`). So a step of an application is one call under its lock, except where another one's step in
+//! between matters. [`wake`] is the chain of
 //! sleepers from one application to the other.
 //!
 //! Bounded, so that everything is explored in about a minute on two processors: one direction, a ring of two bytes, at
@@ -14,7 +14,7 @@
 //! under way for a while only where a configuration is about that (`slow`); elsewhere they arrive at once. A daemon that is
 //! dead does not start again: its successor begins without lanes.
 //!
-//! As there, a model that cannot fail proves nothing: [`Bug`] takes one rule away at a time, and
+//! A model that cannot fail proves nothing: [`Bug`] takes one rule away at a time, and
 //! the tests insist that the checker finds each; and they insist that each kind of step ([`steps`]) was made.
 
 #[path = "remote/daemons.rs"]

@@ -63,7 +63,7 @@ task TARGET [arguments]
   miri          the contract's unit tests under Miri, if there is a toolchain that has it
   asan          the contract's tests with the address sanitizer
   ci            lint, compilers, then everything of test, cluster, suites, lab
-  model         the switch protocol's state space
+  model         the state space of the protocol between nodes
   unit          unit and property tests of all crates, and the inputs that fuzzing has kept
   engine        the RDMA data engine, and two whole daemons, over simulated verbs
   mutants       changes of single places of the switch, the data engine and the daemon's rails, each of which must
