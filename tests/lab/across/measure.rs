@@ -85,3 +85,42 @@ pub fn check_measures_both_ways(lab: &mut Lab) -> Result<()> {
     }
     anyhow::bail!("no lane in {TRIES} measurements: {said}\n{}", c.picture())
 }
+
+const SMC_SERVER: &str = "
+import socket
+s = socket.socket(43, socket.SOCK_STREAM, 0)
+s.bind(('0.0.0.0', 0))
+s.listen()
+print('port', s.getsockname()[1], flush=True)
+kept = []
+while True:
+    kept.append(s.accept()[0])
+";
+
+pub fn check_of_the_kernels_smc(lab: &mut Lab) -> Result<()> {
+    let c = Cluster::start(lab)?;
+    let node = lab.node(SERVER);
+    node.check("modprobe smc; modprobe smc_diag")?;
+    let host = node.host();
+    for (what, env) in [
+        ("with the shim", c.eager()[SERVER].clone()),
+        ("without", Vec::new()),
+    ] {
+        let script = format!("exec {} -u -c {}", paths::PYTHON, quoted(SMC_SERVER));
+        let server = node.sh(script)?.envs(env).spawn()?;
+        let port = server.line("port ")?;
+        let out = tool(
+            lab,
+            &c,
+            CLIENT,
+            &format!("check -j --wait 8 {host} {port}"),
+        )?
+        .wait()?;
+        let v: Value = serde_json::from_str(&out.stdout).with_context(|| format!("{out:?}"))?;
+        println!("SMC {what}: {:?} {v:#}", out.end);
+        ensure!(v["promoted"] == false, "{what}: {v:#}");
+        drop(server);
+    }
+    node.check("sleep 1; modprobe -r smc_diag smc")?;
+    c.no_resets()
+}
