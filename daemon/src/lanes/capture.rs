@@ -14,7 +14,8 @@ mod opened;
 use opened::{OpenLane, Sender};
 
 use lane::abi::{
-    loc_index, tx, Cursor, Epoch, Loc, TcpPos, TxPhase, TxWord, EPOCHS, RING_LOG2_MAX, UNPUBLISHED_MAX,
+    loc_index, tx, Cursor, Epoch, Loc, TcpPos, TxPhase, TxWord, EPOCHS, RING_LOG2_MAX,
+    UNPUBLISHED_MAX,
 };
 use lane::half::Memory;
 use std::collections::VecDeque;

@@ -77,7 +77,10 @@ impl Capture {
         let goes_on = (self.lane)(first, &mut |end, at, lost, bytes| {
             let salt = [app.salt, app.peer_salt][end];
             let ahead = at.checked_sub(next[end]);
-            assert!(ahead.is_some_and(|n| lost <= n || next[end] == 0), "end {end}: {at} after {next:?}, lost {lost}");
+            assert!(
+                ahead.is_some_and(|n| lost <= n || next[end] == 0),
+                "end {end}: {at} after {next:?}, lost {lost}"
+            );
             for (at, b) in (at..).zip(bytes) {
                 assert_eq!(*b, byte(salt, at), "byte {at} of end {end} is another one");
             }

@@ -5,9 +5,9 @@
 //! What must hold: every byte arrives once and in order, then the end of the stream; nobody is reset; nobody
 //! waits for ever; nothing is left at the end.
 
+mod along;
 #[path = "../../rdma/tests/sim/app.rs"]
 pub mod app;
-mod along;
 mod calls;
 mod chaos;
 mod end;

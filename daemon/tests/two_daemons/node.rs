@@ -240,7 +240,9 @@ impl Node {
         let (mut along, table) = d.core.along(ConnRef { client, conn, gen })?;
         Some(Box::new(move |first, show| {
             let tables = [Some(&table), None];
-            let seen = along.look(tables, first, &mut |end, p| show(end, p.at, p.lost, &p.bytes));
+            let seen = along.look(tables, first, &mut |end, p| {
+                show(end, p.at, p.lost, &p.bytes)
+            });
             !seen.over
         }))
     }

@@ -69,7 +69,10 @@ pub fn check_measures_both_ways(lab: &mut Lab) -> Result<()> {
         );
         said = format!("{v:#}\n{}", server.stderr());
         if v["reached"] != true {
-            ensure!(v["lane"]["figures"].is_null() && v["ratio"].is_null(), "{v:#}");
+            ensure!(
+                v["lane"]["figures"].is_null() && v["ratio"].is_null(),
+                "{v:#}"
+            );
             println!("on TCP: {}", v["why_not"]);
             continue;
         }
@@ -88,7 +91,8 @@ pub fn check_measures_both_ways(lab: &mut Lab) -> Result<()> {
 
 const SMC_SERVER: &str = "
 import socket
-s = socket.socket(43, socket.SOCK_STREAM, 0)
+smc = socket.socket(43, socket.SOCK_STREAM, 0)
+s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, smc.detach())  # (Python knows no such addresses)
 s.bind(('0.0.0.0', 0))
 s.listen()
 print('port', s.getsockname()[1], flush=True)
@@ -109,13 +113,7 @@ pub fn check_of_the_kernels_smc(lab: &mut Lab) -> Result<()> {
         let script = format!("exec {} -u -c {}", paths::PYTHON, quoted(SMC_SERVER));
         let server = node.sh(script)?.envs(env).spawn()?;
         let port = server.line("port ")?;
-        let out = tool(
-            lab,
-            &c,
-            CLIENT,
-            &format!("check -j --wait 8 {host} {port}"),
-        )?
-        .wait()?;
+        let out = tool(lab, &c, CLIENT, &format!("check -j --wait 8 {host} {port}"))?.wait()?;
         let v: Value = serde_json::from_str(&out.stdout).with_context(|| format!("{out:?}"))?;
         println!("SMC {what}: {:?} {v:#}", out.end);
         ensure!(v["promoted"] == false, "{what}: {v:#}");

@@ -79,10 +79,7 @@ fn each_byte_once() {
     assert!(own.write(3, &ring[3..]));
     s.says.head = c(4090);
     s.snapshot();
-    assert_eq!(
-        page.take(),
-        [Told::Arrived(3, ring[3..4090].to_vec(), 0)]
-    );
+    assert_eq!(page.take(), [Told::Arrived(3, ring[3..4090].to_vec(), 0)]);
     s.read_to(4090);
     assert!(own.write(0, b"wxyz"));
     s.says.head = c(4100);
@@ -155,5 +152,8 @@ fn without_room() {
     assert_eq!(page.take(), []);
     assert_eq!(Arc::strong_count(&page.0), 1, "it is dropped");
     assert_eq!((head(&s), s.fault()), (7, None));
-    assert!(!s.b.pair.tap(s.id + 77, Box::new(Reads(page, Cell::new(None)))));
+    assert!(!s
+        .b
+        .pair
+        .tap(s.id + 77, Box::new(Reads(page, Cell::new(None)))));
 }

@@ -110,10 +110,7 @@ fn bytes_are_shown_where_they_belong() {
     assert_eq!((look, all), (Look::Moved(true), wanted));
     assert!(a.is_up(&w.memory()));
     assert_eq!(a.over_lanes(), 7 + 300 + 4);
-    assert_eq!(
-        shown(&mut a, &w, &says()),
-        (Look::Moved(false), Vec::new())
-    );
+    assert_eq!(shown(&mut a, &w, &says()), (Look::Moved(false), Vec::new()));
     // The slot is another connection's.
     w.state(Epoch::base(USES + 1).next());
     w.cursor(5007);
