@@ -133,6 +133,8 @@ const ALWAYS: &[&str] = &[
     "counted, peeked and received",
     "a direction taken back",
     "a shutdown left to the daemon",
+    "a capture",
+    "bytes shown by captures",
 ];
 const TAKEOVERS: &[&str] = &[
     "a daemon says where a stream ends",

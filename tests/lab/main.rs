@@ -64,6 +64,10 @@ const TESTS: &[(&str, Test)] = &[
         across::measure::check_measures_both_ways,
     ),
     (
+        "across::check_of_the_kernels_smc",
+        across::measure::check_of_the_kernels_smc,
+    ),
+    (
         "across::redis_between_nodes",
         across::unmodified::redis_between_nodes,
     ),

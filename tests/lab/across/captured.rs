@@ -93,7 +93,7 @@ impl Talk {
     /// Goes on to its end. What the client and the server say that they have sent: hashes.
     fn finish(self, lab: &Lab) -> Result<[String; 2]> {
         lab.node(CLIENT).check(format!("touch {GATE}"))?;
-        let hash = |running: Running| {
+        let hash = |running: Running| -> Result<String> {
             let out = running.wait()?.ok()?;
             let hash = out.lines().find_map(|l| l.strip_prefix("sent "));
             anyhow::Ok(hash.with_context(|| out.clone())?.to_owned())

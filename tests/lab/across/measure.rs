@@ -88,3 +88,42 @@ pub fn check_measures_both_ways(lab: &mut Lab) -> Result<()> {
     }
     anyhow::bail!("no lane in {TRIES} measurements: {said}\n{}", c.picture())
 }
+
+const SMC_SERVER: &str = "
+import socket
+smc = socket.socket(43, socket.SOCK_STREAM, 0)
+s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, smc.detach())  # (Python knows no such addresses)
+s.bind(('0.0.0.0', 0))
+s.listen()
+print('port', s.getsockname()[1], flush=True)
+kept = []
+while True:
+    kept.append(s.accept()[0])
+";
+
+/// A server whose listener is one of the kernel's SMC, and whose sockets the library does not know: `check` is no client of
+/// SMC, so the kernel makes it a TCP connection; it stays there, and nobody knows its other end.
+pub fn check_of_the_kernels_smc(lab: &mut Lab) -> Result<()> {
+    let c = Cluster::start(lab)?;
+    let node = lab.node(SERVER);
+    node.check("modprobe smc; modprobe smc_diag")?;
+    let host = node.host();
+    for (what, env) in [
+        ("with the shim", c.eager()[SERVER].clone()),
+        ("without", Vec::new()),
+    ] {
+        let script = format!("exec {} -u -c {}", paths::PYTHON, quoted(SMC_SERVER));
+        let server = node.sh(script)?.envs(env).spawn()?;
+        let port = server.line("port ")?;
+        let out = tool(lab, &c, CLIENT, &format!("check -j --wait 8 {host} {port}"))?.wait()?;
+        let v: Value = serde_json::from_str(&out.stdout).with_context(|| format!("{out:?}"))?;
+        let on_tcp = v["mode"].as_str().is_some_and(|m| m.starts_with("TCP 0x"));
+        ensure!(
+            on_tcp && v["promoted"] == false && v["there"]["known"] == false,
+            "{what}: {v:#}"
+        );
+        drop(server);
+    }
+    node.check("sleep 1; modprobe -r smc_diag smc")?;
+    c.no_resets()
+}

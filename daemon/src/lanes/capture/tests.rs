@@ -419,6 +419,51 @@ fn what_may_be_written_again_is_not_believed() {
     }
 }
 
+/// To another node, a switch may be refused, and asked for again in the same epoch after more bytes on TCP. What is
+/// published is shown at once.
+#[test]
+fn a_switch_that_is_asked_for_twice() {
+    let world = RefCell::new(World::new(5));
+    let areas = areas(&mut world.borrow_mut().words);
+    let m = Memory::new(&areas[0], &areas[1], 7).unwrap().across(true);
+    let around = Around {
+        world: &world,
+        busy: 0,
+        copies: Cell::new(0),
+    };
+    let mut f = Follower::new(USES, 0);
+    let mut shown: Vec<Piece> = Vec::new();
+    let mut look = || f.look(&m, &around, &mut |p| shown.push(p));
+    let ask = || {
+        let mut w = world.borrow_mut();
+        (w.up, w.ups) = (true, 0); // not granted yet
+        let t = &w.words[0].tx[7];
+        t.up_tcp_pos.store(lane::abi::TcpPos::new(w.tcp), Relaxed);
+        t.up_start.store(Cursor::new(w.head), Relaxed);
+        w.say(tx::UP);
+    };
+    world.borrow_mut().epoch = Epoch::base(USES).next();
+    ask();
+    look();
+    world.borrow_mut().say(tx::RESUMED);
+    look();
+    world.borrow_mut().send_on_tcp();
+    ask();
+    look();
+    let mut w = world.borrow_mut();
+    w.ups = 1;
+    w.put();
+    w.publish();
+    drop(w);
+    look();
+    let w = world.borrow();
+    assert_eq!(shown.first().map(|p| p.at), Some(w.tcp));
+    for p in &shown {
+        let at = p.at as usize;
+        assert!(w.stream[at..at + p.bytes.len()] == p.bytes, "at {at}");
+    }
+}
+
 /// Whatever the words say, it goes on, and copies no more than rings hold.
 #[test]
 fn words_that_cannot_be_do_no_harm() {
