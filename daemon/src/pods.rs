@@ -7,3 +7,4 @@
 
 pub(crate) mod known;
 pub(crate) mod runtime;
+pub(crate) mod unused;

@@ -380,6 +380,14 @@ fn without_libraries(c: &Cluster) -> Result<()> {
     let said = c.underpass(&["check", "--pid", pid]);
     let text = said.unwrap_or_else(|e| format!("{e:#}"));
     ensure!(text.contains("static"), "{text}");
+    let said = c.underpass(&["pods", "-n", "shop"])?;
+    let line = said.lines().position(|l| l.contains(" static-"));
+    let below = line.and_then(|n| said.lines().nth(n + 1));
+    ensure!(
+        below.is_some_and(|l| l.contains("linked statically"))
+            && said.matches("linked statically").count() == 1,
+        "{said}"
+    );
     ensure!(c.restarts("shop", "static")? == 0, "it has ended");
     Ok(())
 }

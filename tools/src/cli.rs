@@ -131,8 +131,9 @@ pub enum Command {
 
 const PODS_AFTER: &str = "\
 Columns: Wanted (did the pod ask?), Has it (the shim), and its connections through shared memory (SMCD), \
-through RDMA (SMCR) and on TCP. Where a container asked and has not got the shim, the line below says \
-why. -j prints an object: runtime (its NRI socket; empty: this daemon does not look after containers) and \
+through RDMA (SMCR) and on TCP. Where a container asked and has not got the shim, or has it and cannot \
+use it (its programs are linked statically), the line below says why. -j prints an object: runtime (its \
+NRI socket; empty: this daemon does not look after containers) and \
 rows with at (namespace, pod, container, sandbox, id), wanted, injected, why_not, smcd, smcr, tcp.
 
 A pod asks with the annotation underpass.io/enabled: \"true\"; underpass.io/containers: \"web,app\" names \

@@ -215,7 +215,7 @@ pub struct PodRow {
     pub wanted: bool,
     /// Has the container got it?
     pub injected: bool,
-    /// Why not, if the pod asked; for people.
+    /// Why not, if the pod asked, or why it cannot use it; for people.
     pub why_not: String,
     /// Its connections through shared memory, through RDMA and on TCP.
     pub smcd: u64,

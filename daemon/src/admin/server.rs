@@ -16,6 +16,7 @@ use crate::core::commands::CommandTarget;
 use crate::core::Shared;
 use crate::os::address::normal;
 use crate::os::process::Process;
+use crate::pods::unused;
 use crate::tasks::readings;
 use lane::proto::msg::{op, ALL};
 use lane::proto::reason::Reason;
@@ -294,8 +295,14 @@ async fn look(shared: &Shared) -> Vec<Entry> {
 /// The containers, with the connections of each.
 async fn pods(shared: &Shared) -> Response {
     let all = entries(shared).await;
+    let known = shared.borrow().pods.clone();
+    let look = move || {
+        let mut rows = known.rows();
+        unused::mark(&mut rows, &known);
+        rows
+    };
+    let mut rows = tokio::task::spawn_blocking(look).await.unwrap_or_default();
     let core = shared.borrow();
-    let mut rows = core.pods.rows();
     let at: HashMap<String, usize> = rows
         .iter()
         .enumerate()
