@@ -64,7 +64,7 @@ pub struct Known {
 pub(crate) const KNOWN_MAX: usize = 256;
 
 /// Counts something within seconds.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct PerSecond {
     began: Duration,
     n: u32,
