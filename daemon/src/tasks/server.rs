@@ -246,12 +246,19 @@ fn left_behind(shared: &Shared, dialing: Foreign) {
     }
 }
 
-/// Waits for the end of a client's process.
+/// Waits for the end of a client's process, as long as there is the client.
 fn watch(shared: &Shared, id: crate::clients::ids::ClientId, pidfd: OwnedFd) {
+    let (watched, forgotten) = tokio::sync::oneshot::channel();
+    if let Some(p) = shared.borrow_mut().clients.get_mut(&id) {
+        p.watched = Some(watched);
+    }
     let shared = shared.clone();
     tokio::task::spawn_local(async move {
         match fds::watch(pidfd, Interest::READABLE) {
-            Ok(fd) => drop(fd.readable().await),
+            Ok(fd) => tokio::select! {
+                r = fd.readable() => drop(r),
+                _ = forgotten => return,
+            },
             Err(e) => tracing::error!("cannot watch a process: {e}"),
         }
         shared.borrow_mut().dead(id);
