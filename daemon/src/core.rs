@@ -256,6 +256,7 @@ impl<V: Provider> Core<V> {
                     moves: PerSecond::default(),
                     resets: PerSecond::default(),
                     blown_by: None,
+                    watched: None,
                 };
                 self.clients.insert(id, client);
                 self.by_process.insert(key, id);
@@ -356,7 +357,7 @@ impl<V: Provider> Core<V> {
         let mut out = Out::default();
         self.groups.client_dead(id, &kept, &mut out);
         self.act(out, Reason::PeerGone, RETRY_SOON_MS);
-        self.families.leave(p.family.ident);
+        self.families.leave(p.family.ident, Some(p.member));
         self.busy_changed();
     }
 
@@ -370,15 +371,16 @@ impl<V: Provider> Core<V> {
         let Some(p) = self.clients.get_mut(&id) else {
             return Ok(());
         };
-        if !p.may_move(now) {
-            return Err(Violation("it moves all the time")); // the daemon keeps each table for a while
-        }
+        // (The daemon keeps each table for a while, and that counts as a process.)
+        let Some(seat) = p.may_move(now).then(|| p.cgroup().enter()).flatten() else {
+            return Err(Violation("it moves all the time"));
+        };
         let family = self.families.join(ident, table, (now, false));
         self.families.follows(ident, p.family.ident);
         let before = std::mem::replace(&mut p.family, family.clone()).ident;
         self.by_process.remove(&(p.proc_id, before));
         self.by_process.insert((p.proc_id, ident), id);
-        self.families.leave(before);
+        self.families.leave(before, Some(seat));
         self.rails(|r| r.moved(id, &family));
         self.event(id, "moved to a table of its own");
         Ok(())

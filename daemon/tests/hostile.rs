@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering::Relaxed;
 
 fn configured(text: &str) -> (Daemon, tempfile::NamedTempFile) {
     let f = tempfile::NamedTempFile::new().unwrap();
@@ -366,4 +367,32 @@ fn ring_sizes_reach_the_shims() {
         }
         m => panic!("{m:?}"),
     }
+}
+
+/// A process that shows one table after the other, each of which takes long to read: the daemon keeps no more of them than
+/// the cgroup may have processes.
+#[test]
+fn tables_are_not_kept_without_end() {
+    let (d, _f) = configured("[limits]\nprocesses = 40");
+    let descriptors = || {
+        let all = std::fs::read_dir(format!("/proc/{}/fd", d.pid()));
+        all.unwrap().count()
+    };
+    let mut refused = 0;
+    for _ in 0..400 {
+        let s = Shim::silent(&d.dir);
+        s.table().header.used.store(u32::MAX, Relaxed);
+        s.say(hello(), &[&s.table_fd]);
+        let (answer, _) = hear(&s.sock).expect("an answer");
+        refused += u32::from(matches!(answer, ToShim::Refused { .. }));
+    }
+    let most = descriptors();
+    assert!(most < 200, "{most} descriptors, {refused} refused");
+    assert!(refused > 0);
+    // (They are read for the last time every few seconds.)
+    d.until("room again", |_| {
+        let s = Shim::silent(&d.dir);
+        s.say(hello(), &[&s.table_fd]);
+        matches!(hear(&s.sock), Some((ToShim::HelloAck { .. }, _)))
+    });
 }

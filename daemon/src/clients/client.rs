@@ -50,6 +50,8 @@ pub struct Client {
     pub resets: PerSecond,
     /// The first connection whose reset blows the fuse, until that is logged.
     pub blown_by: Option<String>,
+    /// Dropped with the client: then nobody waits any more for its process to end.
+    pub watched: Option<tokio::sync::oneshot::Sender<()>>,
 }
 
 /// The addresses of a connection, for the log: its table has them no more when it is closed.
@@ -64,7 +66,7 @@ pub struct Known {
 pub(crate) const KNOWN_MAX: usize = 256;
 
 /// Counts something within seconds.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct PerSecond {
     began: Duration,
     n: u32,

@@ -9,6 +9,7 @@
 //! ([`Totals::implausible`]), and no reading makes a sum smaller.
 
 use crate::clients::family::{Family, Totals};
+use crate::clients::limits::Member;
 use crate::os::fds::Foreign;
 use crate::os::memfd::Ident;
 use std::cell::RefCell;
@@ -36,6 +37,9 @@ struct Kin {
     account: Arc<Account>,
     /// `/proc/PID/cgroup` of its first client, while its pod is not known.
     cgroup: Option<String>,
+    /// Once it has ended: the place of its last client, which is somebody else's only when the table is given up. (Else a
+    /// process could have any number of tables kept here.)
+    seat: Option<Member>,
 }
 
 /// What a table said at one time.
@@ -132,10 +136,12 @@ impl Families {
                     members: 0,
                     account,
                     cgroup: None,
+                    seat: None,
                 }
             })
         });
         kin.members += 1;
+        kin.seat = None;
         kin.family.clone()
     }
 
@@ -196,13 +202,15 @@ impl Families {
         }
     }
 
-    pub fn leave(&mut self, ident: Ident) {
+    /// `seat`: the place of the client that leaves.
+    pub fn leave(&mut self, ident: Ident, seat: Option<Member>) {
         let Some(kin) = self.known.get_mut(&ident) else {
             return;
         };
         kin.members -= 1;
         if kin.members == 0 {
-            if let Some(kin) = self.known.remove(&ident) {
+            if let Some(mut kin) = self.known.remove(&ident) {
+                kin.seat = seat;
                 self.fading.insert(ident, kin);
             }
         }
@@ -367,17 +375,17 @@ mod tests {
         let mut f = Families::default();
         let a = join(&mut f, 1);
         join(&mut f, 1);
-        f.leave(id(1));
+        f.leave(id(1), None);
         assert_eq!(
             (f.readable().len(), f.fading().len()),
             (1, 0),
             "one is left"
         );
-        f.leave(id(1));
+        f.leave(id(1), None);
         assert_eq!((f.readable().len(), f.fading().len()), (1, 1));
         assert!(Arc::ptr_eq(&a, &join(&mut f, 1)), "back at once");
         assert_eq!((f.readable().len(), f.fading().len()), (1, 0));
-        f.leave(id(1));
+        f.leave(id(1), None);
         fade(&mut f, 7);
         assert_eq!((f.readable().len(), f.total().promoted), (0, 7));
         join(&mut f, 1);
@@ -386,7 +394,7 @@ mod tests {
             (1, 7),
             "back later"
         );
-        f.leave(id(1));
+        f.leave(id(1), None);
         fade(&mut f, 9);
         assert_eq!(f.total().promoted, 9);
     }
@@ -396,7 +404,7 @@ mod tests {
         let mut f = Families::default();
         for i in 0..REMEMBERED as u64 + 10 {
             join(&mut f, i);
-            f.leave(id(i));
+            f.leave(id(i), None);
             fade(&mut f, 1);
         }
         assert_eq!(f.records.len(), REMEMBERED);
@@ -428,7 +436,7 @@ mod tests {
         };
         let expected = |lives| vec![(String::new(), 2, false), ("a".to_owned(), 3, lives)];
         assert_eq!(sums(&f), expected(true));
-        f.leave(id(1));
+        f.leave(id(1), None);
         fade(&mut f, 5);
         assert_eq!(sums(&f), expected(false));
         read(&mut f, 1, 4); // by somebody who began before it was read for the last time
@@ -518,7 +526,7 @@ mod tests {
         join(&mut f, 1);
         assert!(f.was_read(&reading(1, promoted(5), 1), at(3)));
         assert!(!f.was_read(&reading(1, promoted(4), 2), at(4)));
-        f.leave(id(1));
+        f.leave(id(1), None);
         f.faded(&reading(1, promoted(4), 2), at(4));
         assert_eq!(f.fading().len(), 1, "once more");
         f.faded(&reading(1, promoted(6), 5), at(5));

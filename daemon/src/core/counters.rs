@@ -1,6 +1,7 @@
 //! What the core counts, for `underpass stats` and `/metrics`.
 
 use super::Core;
+use crate::clients::client::PerSecond;
 use crate::clients::ids::ConnRef;
 use crate::histogram::Histogram;
 use lane::proto::msg::ToShim;
@@ -24,9 +25,14 @@ pub struct Counters {
     /// Connections of shims that were refused at their hello, by the code of the reason, or cut because they broke the
     /// rules ([`Reason::Hostile`]).
     pub refused_for: BTreeMap<u32, u64>,
+    /// Of them, those that are logged.
+    refused_logged: PerSecond,
     /// From the registration of an end to the offer of its lane.
     pub promotion: Histogram,
 }
+
+/// Most refused or cut connections of shims that are logged in a second. (Any process can make as many as it likes.)
+const REFUSED_LOGGED_MAX: u32 = 16;
 
 /// Stands for all codes that a shim may have made up: they must not become as many counters.
 pub(crate) const UNKNOWN: u32 = u32::MAX;
@@ -65,9 +71,12 @@ impl<V: Provider> Core<V> {
         *self.counters.declined_for.entry(why.code()).or_default() += 1;
     }
 
-    /// A shim was refused, or cut.
-    pub(crate) fn count_refused(&mut self, why: Reason) {
+    /// A shim was refused, or cut. Is that to be logged?
+    pub(crate) fn count_refused(&mut self, why: Reason) -> bool {
+        let now = self.now();
         *self.counters.refused_for.entry(why.code()).or_default() += 1;
+        let logged = &mut self.counters.refused_logged;
+        logged.once_more(now, REFUSED_LOGGED_MAX)
     }
 
     pub(super) fn count_reset(&mut self, code: u32) {

@@ -59,7 +59,7 @@ impl<V: Provider> Core<V> {
         self.recovered.retain(|r| {
             let stays = !gone(r);
             if !stays {
-                families.leave(r.ident);
+                families.leave(r.ident, None);
             }
             stays
         });

@@ -181,8 +181,9 @@ async fn greet(
     let mut buf = [0u8; MAX];
     let (len, fds) = first_message(control, &mut buf).await?;
     let refuse = |reason: Reason, why: &str| {
-        tracing::info!("refused a shim: {why}");
-        shared.borrow_mut().count_refused(reason);
+        if shared.borrow_mut().count_refused(reason) {
+            tracing::info!("refused a shim: {why}");
+        }
         control.send(
             ToShim::Refused {
                 reason: reason.code(),
@@ -245,12 +246,19 @@ fn left_behind(shared: &Shared, dialing: Foreign) {
     }
 }
 
-/// Waits for the end of a client's process.
+/// Waits for the end of a client's process, as long as there is the client.
 fn watch(shared: &Shared, id: crate::clients::ids::ClientId, pidfd: OwnedFd) {
+    let (watched, forgotten) = tokio::sync::oneshot::channel();
+    if let Some(p) = shared.borrow_mut().clients.get_mut(&id) {
+        p.watched = Some(watched);
+    }
     let shared = shared.clone();
     tokio::task::spawn_local(async move {
         match fds::watch(pidfd, Interest::READABLE) {
-            Ok(fd) => drop(fd.readable().await),
+            Ok(fd) => tokio::select! {
+                r = fd.readable() => drop(r),
+                _ = forgotten => return,
+            },
             Err(e) => tracing::error!("cannot watch a process: {e}"),
         }
         shared.borrow_mut().dead(id);
@@ -294,14 +302,14 @@ async fn serve_client(
                 for _ in 0..BATCH {
                     match control.recv(&mut buf) {
                         Ok(Incoming::Message { len, fds }) => {
-                            if let Err(v) = handle(shared, id, &buf[..len], fds) {
-                                tracing::warn!("cut off a shim: {}", v.0);
-                                return Err(v);
-                            }
+                            handle(shared, id, &buf[..len], fds)?;
                         }
                         Ok(Incoming::End) => return Ok(()),
                         Err(Errno::AGAIN) => { ready.clear_ready(); break }
                         Err(Errno::INTR | Errno::CONNRESET) => {}
+                        Err(Errno::TOOMANYREFS) => {
+                            return Err(broken(shared, Violation("more descriptors than any message has")));
+                        }
                         Err(_) => return Ok(()),
                     }
                     if cgroup.saturated() || control.is_cut() {
@@ -336,6 +344,14 @@ fn read_rest(shared: &Shared, id: crate::clients::ids::ClientId, control: &Rc<Co
     }
 }
 
+/// A shim has broken the rules: it is cut off for this.
+fn broken(shared: &Shared, v: Violation) -> Violation {
+    if shared.borrow_mut().count_refused(Reason::Hostile) {
+        tracing::warn!("cut off a shim: {}", v.0);
+    }
+    v
+}
+
 fn handle(
     shared: &Shared,
     id: crate::clients::ids::ClientId,
@@ -353,7 +369,7 @@ fn handle(
                 }
             }
             let read = shared.borrow_mut().message(id, m, fds);
-            let read = read.inspect_err(|_| shared.borrow_mut().count_refused(Reason::Hostile))?;
+            let read = read.map_err(|v| broken(shared, v))?;
             if let Some(r) = read {
                 tokio::task::spawn_local(lookups::read_registration(shared.clone(), r));
             }
@@ -369,8 +385,7 @@ fn handle(
             Ok(())
         }
         Err(lane::proto::msg::Error::Short) => {
-            shared.borrow_mut().count_refused(Reason::Hostile);
-            Err(Violation("a truncated message"))
+            Err(broken(shared, Violation("a truncated message")))
         }
     }
 }

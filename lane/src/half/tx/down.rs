@@ -179,7 +179,8 @@ impl TxState {
         let stays = self.says(m.peer_rx().word.load(Acquire), rx::REVOKED);
         let at = m.peer_rx().revoked.load(Relaxed);
         let same = at == cursor || at == Cursor::UNSEEN;
-        !m.is_remote() && !m.takes_over() && !(stays && same)
+        let elsewhere = m.is_remote() || m.takes_over();
+        !(elsewhere || stays && same)
     }
 
     /// Maximum number of bytes that can be unread: the present ring and the former one.
