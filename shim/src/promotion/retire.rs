@@ -82,9 +82,7 @@ fn is_clear(i: u32, c: &Conn, group: &LinkGroup) -> bool {
 
 /// Takes the lane from a connection that is on TCP in both directions. Both locks are held.
 fn give_back(i: u32, c: &Conn, group: &LinkGroup) -> bool {
-    if !group.is_remote() {
-        super::shut_late(c, table::local(i).fd.load(Relaxed)); // (nobody else will)
-    }
+    super::shut_late(c, table::local(i).fd.load(Relaxed)); // (within the node nobody else will)
     if c.flags
         .fetch_and(!(flag::LANE | flag::REMOTE | flag::GIVEN_BACK), Relaxed)
         & flag::LANE

@@ -175,12 +175,13 @@ impl TxState {
 
     /// On one node: is the revocation at `cursor` not there any more?
     fn is_withdrawn(&self, m: &Memory, cursor: Cursor) -> bool {
+        if m.is_remote() || m.takes_over() {
+            return false;
+        }
         // Acquire: the cursor that belongs to the word. (UNSEEN means the start of the epoch.)
         let stays = self.says(m.peer_rx().word.load(Acquire), rx::REVOKED);
         let at = m.peer_rx().revoked.load(Relaxed);
-        let same = at == cursor || at == Cursor::UNSEEN;
-        let elsewhere = m.is_remote() || m.takes_over();
-        !(elsewhere || stays && same)
+        !stays || at != cursor && at != Cursor::UNSEEN
     }
 
     /// Maximum number of bytes that can be unread: the present ring and the former one.
