@@ -46,8 +46,10 @@ fn an_end_that_wakes_beside_a_claim() {
     let mut w = up();
     op(&mut w, 1, send(100));
     op(&mut w, 0, Act::Revoke);
+    op(&mut w, 1, Act::Pass { ms: 1000 });
     take_over(&mut w, vec![(0, 1, Act::Wake)]);
     assert_eq!(w.seen.borrow()["a takeover meets an end that wakes"], 1);
+    assert_eq!(w.seen.borrow()["a takeover waits for an end at work"], 1);
     let word = w.memory(1).daemon().takeover.load(Relaxed);
     assert_eq!(word.phase(), takeover::NONE);
     assert_eq!(w.host[1].tx.mode.load(Relaxed), mode::TCP);

@@ -135,12 +135,22 @@ impl World {
         if bringing.holds() != had {
             self.beside(e);
         }
+        let copies = match step {
+            Step::Over(_) => 0,
+            Step::Again(_) => u32::from(bringing.holds()),
+        };
+        assert_eq!(t.copies.get(), copies, "end {e}: copies of its socket");
+        assert!(
+            !bringing.is_alone() || self.host[e].is_gone(),
+            "end {e}: its process is there, and has the direction, too"
+        );
         let over = match step {
             Step::Over(end) => self.is_over(e, end, had),
             Step::Again(ms) => {
-                if bringing.holds() {
-                    self.note("taken over, and TCP is full");
-                }
+                self.note(match bringing.holds() {
+                    true => "taken over, and TCP is full",
+                    false => "a takeover waits for an end at work",
+                });
                 if bringing.is_alone() {
                     self.note("a takeover for an orphan without its process's connection");
                 }
