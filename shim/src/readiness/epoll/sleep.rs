@@ -377,8 +377,11 @@ fn fault() -> i32 {
 /// Takes the doorbells of muted link groups out of the inner set, and puts those of link groups no longer muted back
 /// in. True: some are muted, and the sleep has to be short.
 fn mute(s: &Set) -> bool {
-    let used = slots(s).div_ceil(64);
-    (0..used).fold(false, |any, word| mute_word(s, word) || any)
+    let mut any = false;
+    for word in 0..slots(s).div_ceil(64) {
+        any |= mute_word(s, word);
+    }
+    any
 }
 
 /// The same for 64 link groups.
