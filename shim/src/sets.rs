@@ -45,8 +45,9 @@ pub fn revents(events: u32) -> i16 {
     i16::from_ne_bytes(num::low16(events.into()).to_ne_bytes())
 }
 
-/// Maximum number of link groups per set.
-pub const LINK_GROUPS: usize = 64;
+/// Maximum number of link groups per set: other processes with which its connections have lanes. (A spin looks at each that
+/// there is, and a page of a set's slots is touched only when they are used.)
+pub const LINK_GROUPS: usize = 512;
 /// Microseconds between two system calls that ask the kernel while lanes are busy.
 pub const LOOK_US: u64 = 20;
 
@@ -127,7 +128,7 @@ pub struct Set {
     /// Number of slots of `groups` that were ever used; the others need not be looked at.
     pub high: AtomicU32,
     /// Slots of `groups` whose doorbell is masked in the inner set: see `epoll::sleep`.
-    pub muted: AtomicU64,
+    pub muted: [AtomicU64; LINK_GROUPS / 64],
     /// When the end of one of its connections has to be reported (CLOCK_MONOTONIC, ms), see `ends`; 0: none.
     pub end_ms: AtomicU64,
     /// Link groups by slot (index + 1; 0: free). For each: a bit per publish counter with registrations, and for each
@@ -224,7 +225,7 @@ pub fn created(fd: i32) {
                 a.store(0, Relaxed);
             }
             s.spin.store(4, Relaxed);
-            s.muted.store(0, Relaxed);
+            s.muted.iter().for_each(|w| w.store(0, Relaxed));
             s.end_ms.store(0, Relaxed);
             for k in 0..LINK_GROUPS {
                 s.groups[k].store(0, Relaxed);

@@ -240,7 +240,7 @@ pub fn bind(s: &Set, set: u32, group: &LinkGroup) -> Option<usize> {
     if !matches!(added, Ok(()) | Err(libc::EEXIST)) {
         return None;
     }
-    s.muted.fetch_and(!(1 << k), Relaxed);
+    s.muted[k / 64].fetch_and(!(1 << (k % 64)), Relaxed);
     group.sets[set as usize / 64].fetch_or(1 << (set % 64), SeqCst);
     s.counters[k].store(0, Relaxed);
     s.groups[k].store(want, Release);

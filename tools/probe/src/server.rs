@@ -10,13 +10,17 @@ use crate::{say, sock, trial, FAILURE, SUCCESS};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::FromRawFd;
+use std::time::{Duration, Instant};
 
 /// Seconds for a greeting.
 const GREETING_S: u32 = 5;
 /// Seconds that a client may take until its next request, and beyond the time of a test.
 const PATIENCE_S: u32 = 30;
-/// Requests of one client: with the above, its time has an end.
+/// Requests of one client.
 const REQUESTS_MAX: u32 = 10_000;
+/// The longest that a client is served, so that it does not keep its place for days: the longest measurement that the tool
+/// makes (100 rounds of three tests of 10 s, on two connections in turn) takes 100 minutes.
+const LIFE: Duration = Duration::from_secs(2 * 60 * 60);
 /// What the program is told the second time.
 pub const PLAIN: &str = "serve-tcp";
 
@@ -38,7 +42,7 @@ pub fn accept() -> i32 {
     let (ip, port) = (from.ip().to_canonical(), from.port());
     say(format_args!("serving {ip}:{port} {}", path.name()));
     match path {
-        Path::Lane => serve(s),
+        Path::Lane => serve(s, LIFE),
         Path::Tcp => {
             sock::again_without_shim(&s, PLAIN);
             FAILURE
@@ -49,16 +53,20 @@ pub fn accept() -> i32 {
 /// Serves the client whose connection is standard input.
 pub fn plain() -> i32 {
     // SAFETY: as above, of the connection.
-    serve(unsafe { TcpStream::from_raw_fd(libc::STDIN_FILENO) })
+    serve(unsafe { TcpStream::from_raw_fd(libc::STDIN_FILENO) }, LIFE)
 }
 
-fn serve(mut s: TcpStream) -> i32 {
+fn serve(mut s: TcpStream, life: Duration) -> i32 {
+    let began = Instant::now();
     sock::live_for(PATIENCE_S);
     let _ = s.set_nodelay(true);
     if s.write_all(&wire::answer(Answer::Ready)).is_err() {
         return FAILURE;
     }
     for _ in 0..REQUESTS_MAX {
+        if began.elapsed() >= life {
+            break;
+        }
         sock::live_for(PATIENCE_S);
         let mut m = [0; LENGTH];
         if s.read_exact(&mut m).is_err() {
@@ -73,4 +81,30 @@ fn serve(mut s: TcpStream) -> i32 {
         }
     }
     FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Request, Test};
+
+    #[test]
+    fn a_client_whose_time_is_over_is_not_served() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let asks = Request {
+            test: Test::Up {
+                block: wire::BLOCK_MIN,
+            },
+            time_ms: 1,
+        };
+        client.write_all(&wire::request(asks)).unwrap();
+        assert_eq!(serve(server, Duration::ZERO), FAILURE);
+        sock::live_for(0); // (this process is not the probe)
+        let mut m = [0; LENGTH];
+        client.read_exact(&mut m).unwrap();
+        assert_eq!(wire::answer_of(&m), Some(Answer::Ready));
+        assert!(client.read_exact(&mut m).is_err(), "it is closed");
+    }
 }

@@ -393,24 +393,34 @@ fn fault() -> i32 {
 /// Takes the doorbells of muted link groups out of the inner set, and puts those of link groups no longer muted back
 /// in. True: some are muted, and the sleep has to be short.
 fn mute(s: &Set) -> bool {
+    let mut any = false;
+    for word in 0..slots(s).div_ceil(64) {
+        any |= mute_word(s, word);
+    }
+    any
+}
+
+/// The same for 64 link groups.
+fn mute_word(s: &Set, word: usize) -> bool {
+    let first = word * 64;
     let mut muted = 0u64;
-    for k in 0..slots(s) {
+    for k in first..slots(s).min(first + 64) {
         if set_group(s, k).is_some_and(LinkGroup::is_muted) {
-            muted |= 1 << k;
+            muted |= 1 << (k - first);
         }
     }
-    let before = s.muted.load(Relaxed);
+    let before = s.muted[word].load(Relaxed);
     if muted == before {
         return muted != 0;
     }
     let Some(_g) = lock::lock(&s.lock) else {
         return true;
     };
-    let mut differ = muted ^ s.muted.swap(muted, Relaxed);
+    let mut differ = muted ^ s.muted[word].swap(muted, Relaxed);
     while differ != 0 {
         let k = differ.trailing_zeros() as usize;
         differ &= differ - 1;
-        if let Some(l) = set_group(s, k) {
+        if let Some(l) = set_group(s, first + k) {
             let events = if muted & 1 << k != 0 { 0 } else { IN };
             let data = TAG_BELL | groups::index(l) as u64;
             let inner = s.inner.load(Relaxed);
