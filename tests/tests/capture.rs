@@ -4,7 +4,7 @@
 use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 use underpass_admin::Row;
