@@ -28,9 +28,8 @@ mod post;
 mod request;
 mod tap;
 
-pub use api::{Config, Control, Event, Fault, Host, LinkView, Rail, Stats};
+pub use api::{Config, Control, Event, Fault, Host, LinkView, Rail, Stats, Tap};
 pub use clients::ClientMemory;
-pub use tap::Tap;
 
 use crate::verbs::{Completion, CompletionQueue, Provider};
 use lanes::Lanes;

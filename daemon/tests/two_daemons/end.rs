@@ -60,9 +60,27 @@ impl World {
                 let bytes = e.borrow().app.tx.ring_bytes.load(Relaxed);
                 seen::add("bytes on rings", bytes);
                 seen::add("rings that moved", e.borrow().app.moves);
+                self.counted(&e.borrow());
             }
         }
         seen::take()
+    }
+
+    /// What an end has counted is what its application has sent and received: a capture's places rest on that. (Who is
+    /// killed within a call has not counted it.)
+    fn counted(&self, e: &super::family::Entry) {
+        if self.how.kills || e.excused || e.foreign {
+            return;
+        }
+        let (tx, rx) = (&e.app.tx, &e.app.rx);
+        let sums = [
+            (&tx.tcp_pos, &tx.again, &tx.ring_bytes, e.app.sent),
+            (&rx.tcp_pos, &rx.again, &rx.ring_bytes, e.app.received),
+        ];
+        for (tcp, again, ring, app) in sums {
+            let n = tcp.load(Relaxed).get() + ring.load(Relaxed) - again.load(Relaxed);
+            assert_eq!(n, app, "bytes counted{}", self.state());
+        }
     }
 
     /// Connections of which a switch was left in doubt are reset, and may have lost bytes; others never.

@@ -3,7 +3,7 @@
 use super::{ClientId, LaneId, LinkId, RailId};
 use crate::verbs::Gid;
 use crate::wire::LinkEnd;
-use lane::abi::Loc;
+use lane::abi::{Cursor, Loc, TcpPos};
 use std::sync::Arc;
 
 /// Sizes and times. All of them may differ between the two ends; `first` must differ.
@@ -87,6 +87,19 @@ pub trait Host {
     fn place(&mut self, lane: LaneId, log2: u32) -> Option<Loc>;
     /// Frees a ring to which nothing can be written any more.
     fn free(&mut self, lane: LaneId, at: Loc);
+}
+
+/// Is told what arrives for a lane. Called while lanes' bytes move: must neither block nor take long.
+pub trait Tap: Send {
+    /// The peer's sender has been granted a switch: bytes from TCP position `tcp_pos` on arrive on the ring, from cursor
+    /// `start` on. None of them has been shown.
+    fn up(&mut self, tcp_pos: TcpPos, start: Cursor);
+    /// It is on the ring already, by such a switch.
+    fn join(&mut self, tcp_pos: TcpPos, start: Cursor);
+    /// How many bytes are wanted now? `None`: nobody reads along any more.
+    fn room(&self) -> Option<usize>;
+    /// These come next, and behind them `more` that are left out. The application has not been shown them yet.
+    fn arrived(&mut self, at: Cursor, bytes: Vec<u8>, more: u64);
 }
 
 /// Who has caused a lane's failure, and what it is.

@@ -1,6 +1,6 @@
 //! The state of the incoming direction of a lane.
 
-use super::tap::Tap;
+use super::api::Tap;
 use crate::wire::Place;
 use lane::abi::{Cursor, Epoch, Loc, RxWord, TxPhase};
 use lane::num;

@@ -4,25 +4,13 @@
 //! certain only before the application is shown them, and they are copied then, by whoever shows them: a lane that
 //! somebody reads along on pays for one more copy, and waits for nobody.
 
+use super::api::Tap;
 use super::lanes::Lane;
 use super::{LaneId, Pair};
 use crate::verbs::Provider;
-use lane::abi::{Cursor, Loc, TcpPos};
+use lane::abi::{Cursor, Loc};
 use lane::num;
 use std::sync::atomic::Ordering::Relaxed;
-
-/// Is told what arrives. Called while lanes' bytes move: must neither block nor take long.
-pub trait Tap: Send {
-    /// The peer's sender has been granted a switch: bytes from TCP position `tcp_pos` on arrive on the ring, from cursor
-    /// `start` on. None of them has been shown.
-    fn up(&mut self, tcp_pos: TcpPos, start: Cursor);
-    /// It is on the ring already, by such a switch.
-    fn join(&mut self, tcp_pos: TcpPos, start: Cursor);
-    /// How many bytes are wanted now? `None`: nobody reads along any more.
-    fn room(&self) -> Option<usize>;
-    /// These come next, and behind them `more` that are left out. The application has not been shown them yet.
-    fn arrived(&mut self, at: Cursor, bytes: Vec<u8>, more: u64);
-}
 
 impl<P: Provider> Pair<P> {
     /// From now on, this one is told what arrives for a lane, until it wants nothing more. `false`: there is no such
