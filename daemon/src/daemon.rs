@@ -1,7 +1,7 @@
 //! The daemon as a whole: its directory, its sockets, its end.
 
 use crate::admin;
-use crate::admin::door::Door;
+use crate::admin::door::Gate;
 use crate::clients::adopt;
 use crate::clients::idle;
 use crate::config::Config;
@@ -155,7 +155,7 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
     tokio::task::spawn_local(lookups::look_for_holders(core.clone()));
     tokio::task::spawn_local(lookups::look_for_unseen_closes(core.clone()));
     let (control, admin) = (node.control, node.admin);
-    tokio::task::spawn_local(admin::server::serve(core.clone(), admin, Door::Node));
+    tokio::task::spawn_local(admin::server::serve(core.clone(), admin, Gate::Node));
     let _pods = pods.and_then(|p| p.serve(&core, &options.config, cluster));
     serve_peers(&core, &options.config)?;
     let _dataplane = serve_rails(&core)?;
@@ -244,7 +244,7 @@ impl Pods {
         let (made, dir) = match self.made {
             Err(e) => (Err(e), None),
             Ok((lock, sockets)) => {
-                let admin = admin::server::serve(core.clone(), sockets.admin, Door::Pods);
+                let admin = admin::server::serve(core.clone(), sockets.admin, Gate::Pods);
                 tokio::task::spawn_local(admin);
                 tokio::task::spawn_local(server::serve(core.clone(), sockets.control));
                 let dir = PodsDir {

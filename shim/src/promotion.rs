@@ -46,7 +46,7 @@ const CALLS: u32 = 8;
 const BYTES: u64 = 64 << 10;
 
 /// Flags with any of which a connection is not registered.
-const CLOSED_DOORS: u32 = flag::LANE | flag::REGISTERED | flag::DISQUALIFIED | flag::HELD;
+const UNREGISTRABLE: u32 = flag::LANE | flag::REGISTERED | flag::DISQUALIFIED | flag::HELD;
 
 /// Called before each native send or receive: counts one more call as evidence.
 #[inline(always)]
@@ -54,7 +54,7 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
     if family::is_wanted() {
         family::used();
     }
-    if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
+    if c.flags.load(Relaxed) & UNREGISTRABLE != 0 {
         if c.flags.load(Relaxed) & (flag::REMOTE | flag::LEFT | flag::GIVEN_BACK) != 0 {
             retire::retire(i, c);
         }
@@ -86,7 +86,7 @@ pub fn evidence(i: u32, fd: i32, c: &Conn) {
 
 /// Called before a large transfer, which is sufficient evidence by itself.
 pub fn consider_large(i: u32, fd: i32, c: &Conn) {
-    if c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
+    if c.flags.load(Relaxed) & UNREGISTRABLE == 0 {
         consider(i, fd, c);
     }
 }
@@ -95,7 +95,7 @@ pub fn consider_large(i: u32, fd: i32, c: &Conn) {
 /// because this thread may be the one that serves the other end.
 #[inline(always)]
 pub fn expected(i: u32, fd: i32, c: &Conn) {
-    if env::eager() && c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
+    if env::eager() && c.flags.load(Relaxed) & UNREGISTRABLE == 0 {
         consider(i, fd, c);
     }
 }
@@ -107,7 +107,7 @@ pub fn awaited(i: u32, c: &Conn) {
     }
     watched_now(i, c);
     let due = env::eager() || c.calls.load(Relaxed) >= CALLS;
-    if due && c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
+    if due && c.flags.load(Relaxed) & UNREGISTRABLE == 0 {
         consider(i, table::local(i).fd.load(Relaxed), c);
     }
 }
@@ -269,7 +269,7 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     tcp::sync_inq(c, l.fd.load(Relaxed));
     tcp::bufs::sync(c, &m, l.fd.load(Relaxed));
     set_reason(c, Reason::None);
-    open_door(c, group.is_remote());
+    mark_attached(c, group.is_remote());
     sets::activate(i, group);
     ready_locked(i, c, l);
     waiters::look(i);
@@ -288,7 +288,7 @@ fn enter(c: &Conn, group: &LinkGroup, lane_no: u32, (epoch, tag): (Epoch, u64)) 
 
 /// The connection has its lane: it is not registered any more, nor lent to another program, because the daemon has found
 /// that nobody else holds it.
-fn open_door(c: &Conn, remote: bool) {
+fn mark_attached(c: &Conn, remote: bool) {
     let registered = flag::REGISTERED | flag::LEFT;
     c.flags.fetch_and(!registered, Release); // pairs with the Acquire in `process::before_fork`
     let remote = if remote { flag::REMOTE } else { 0 };

@@ -10,14 +10,14 @@ const PLACES_OF_POD: usize = 4;
 
 /// Who may ask at a socket, and what.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Door {
+pub(crate) enum Gate {
     /// The tools of this node.
     Node,
     /// Those in pods: each pod sees its own connections.
     Pods,
 }
 
-/// Connections at a door, all and by pod.
+/// Connections at a gate, all and by pod.
 #[derive(Default)]
 pub(crate) struct Places {
     all: Cell<usize>,

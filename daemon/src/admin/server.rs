@@ -7,7 +7,7 @@
 use crate::admin::caller::{who, who_in_pod, Caller};
 use crate::admin::capture;
 use crate::admin::census;
-use crate::admin::door::{Door, Here, Places};
+use crate::admin::door::{Gate, Here, Places};
 use crate::admin::rail_view;
 use crate::clients::control::DATAGRAMS;
 use crate::clients::limits::Limit;
@@ -53,10 +53,10 @@ pub(crate) fn listen(path: &Path) -> std::io::Result<UnixListener> {
 }
 
 /// Accepts for ever.
-pub(crate) async fn serve(shared: Shared, listener: UnixListener, door: Door) {
+pub(crate) async fn serve(shared: Shared, listener: UnixListener, gate: Gate) {
     let places = Rc::new(Places::default());
     loop {
-        if door == Door::Pods {
+        if gate == Gate::Pods {
             places.room().await;
         }
         match listener.accept().await {
@@ -65,7 +65,7 @@ pub(crate) async fn serve(shared: Shared, listener: UnixListener, door: Door) {
                 let here = Here::enter(&places);
                 tokio::task::spawn_local(async move {
                     let _here = here;
-                    if let Err(e) = talk(shared, stream, (door, places)).await {
+                    if let Err(e) = talk(shared, stream, (gate, places)).await {
                         tracing::debug!("admin connection: {e}");
                     }
                 });
@@ -81,12 +81,12 @@ pub(crate) async fn serve(shared: Shared, listener: UnixListener, door: Door) {
 async fn talk(
     shared: Shared,
     mut stream: UnixStream,
-    (door, places): (Door, Rc<Places>),
+    (gate, places): (Gate, Rc<Places>),
 ) -> std::io::Result<()> {
     let accepted = proc::now_ticks();
-    let caller = match door {
-        Door::Node => who(&stream),
-        Door::Pods => {
+    let caller = match gate {
+        Gate::Node => who(&stream),
+        Gate::Pods => {
             let known = shared.borrow().pods.clone();
             who_in_pod(&known, &stream, accepted)
         }

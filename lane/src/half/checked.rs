@@ -346,7 +346,7 @@ fn moves() {
 
 /// Native calls and the switch exclude each other.
 #[test]
-fn the_door() {
+fn the_gate() {
     loom::model(|| {
         let w = World::new();
         let s = w.clone();

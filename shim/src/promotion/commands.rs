@@ -21,7 +21,7 @@ pub fn command(conn: u32, gen: u32, what: u32) {
         fuse::mend();
     }
     table::each(|i, c| {
-        let waits = || c.flags.load(Relaxed) & CLOSED_DOORS == 0;
+        let waits = || c.flags.load(Relaxed) & UNREGISTRABLE == 0;
         if what == op::UP && c.reason.load(Relaxed) == Reason::Fuse.code() && waits() {
             c.not_before_ms.store(0, Relaxed);
             return consider(i, table::local(i).fd.load(Relaxed), c);
@@ -64,7 +64,7 @@ pub fn command(conn: u32, gen: u32, what: u32) {
 
 /// Registers a connection now, although it has not been used yet.
 fn register_now(i: u32, c: &Conn, fd: i32) {
-    if c.flags.load(Relaxed) & CLOSED_DOORS == 0 {
+    if c.flags.load(Relaxed) & UNREGISTRABLE == 0 {
         c.not_before_ms.store(0, Relaxed);
         c.calls.store(CALLS, Relaxed);
         consider(i, fd, c);

@@ -259,7 +259,7 @@ impl Move {
             used = i + 1;
         }
         new.header.used.store(used, Relaxed);
-        self.keep_natives(new);
+        self.keep_native_calls(new);
         new.header.set_home(self.old.header.home());
         new.header.stats.set_fuse(&self.old.header.stats);
         true
@@ -268,7 +268,7 @@ impl Move {
     /// A handler may move out while a native call of this thread waits below it, on a connection that is closed by
     /// now. Its entry stays unused until that call has returned. (Entries with calls of other processes stay
     /// unused for good.)
-    fn keep_natives(&self, new: &Table) {
+    fn keep_native_calls(&self, new: &Table) {
         let used = self.old.header.used.load(Relaxed) as usize;
         let all = self.old.conns.iter().zip(&new.conns).take(used);
         for (from, to) in all.filter(|(from, _)| !is_mine(from)) {

@@ -1,6 +1,6 @@
 //! Registration with the daemon: when it is made, and what happens if it is not answered with a lane.
 
-use super::{takeover, unwatched, CLOSED_DOORS};
+use super::{takeover, unwatched, UNREGISTRABLE};
 use crate::promotion::received;
 use crate::state::fuse;
 use crate::state::table::{self, set_reason};
@@ -54,7 +54,7 @@ pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
         return;
     };
-    if c.flags.load(Relaxed) & CLOSED_DOORS != 0 {
+    if c.flags.load(Relaxed) & UNREGISTRABLE != 0 {
         return;
     }
     // (In a child, this may be the link group of its parent, which has given the lane back.)
