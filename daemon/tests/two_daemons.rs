@@ -11,7 +11,7 @@ use world::{How, World};
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     /// Nothing.
-    Calm,
+    Quiet,
     /// Processes sleep, and connections leave their lanes.
     Leaving,
     /// Processes sleep, fork, execute other programs and are killed.
@@ -23,7 +23,7 @@ enum Kind {
 fn one(seed: u64, kind: Kind) -> Counts {
     let mut rng = Rng(seed);
     let rough = kind == Kind::Rough;
-    let calm = kind == Kind::Calm;
+    let quiet = kind == Kind::Quiet;
     let mut pick = |when, from: &[u64]| match when {
         true => from[rng.below(from.len() as u64) as usize],
         false => 0,
@@ -36,13 +36,13 @@ fn one(seed: u64, kind: Kind) -> Counts {
     };
     let mut how = How {
         wires: rough,
-        naps: !calm,
+        naps: !quiet,
         forks: pick(rough, &[0, 1]) > 0 || kind == Kind::Forking,
         kills: pick(rough || kind == Kind::Forking, &[0, 1]) > 0,
         // (Who leaves while TCP has no room must wait for it.)
-        full: pick(!calm && kind != Kind::Leaving, &[0, 1, 1]) > 0,
+        full: pick(!quiet && kind != Kind::Leaving, &[0, 1, 1]) > 0,
         leaves: pick(rough, &[0, 1, 1]) > 0 || kind == Kind::Leaving,
-        chaos_in: pick(!calm, &[15, 50, 200]),
+        chaos_in: pick(!quiet, &[15, 50, 200]),
         between_in: pick(true, &[0, 10, 50]),
         drops_in: pick(true, &[0, 2, 10]),
         ..How::default()
@@ -191,7 +191,7 @@ const WIRES: &[&str] = &[
 
 #[test]
 fn undisturbed() {
-    if let Some(s) = seeds("undisturbed", 0, Kind::Calm) {
+    if let Some(s) = seeds("undisturbed", 0, Kind::Quiet) {
         s.insist(
             &["a sender goes up", "bytes on rings"],
             &[ALWAYS, TAKEOVERS],

@@ -494,11 +494,11 @@ pub fn on_call(c: &Conn) -> bool {
 /// and should do it.
 #[inline(always)]
 pub fn service(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
-    !c.tx.has_work(m) || attend_slow(c, group, m, fd)
+    !c.tx.has_work(m) || service_slow(c, group, m, fd)
 }
 
 #[cold]
-fn attend_slow(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
+fn service_slow(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
     let g = lock::try_or_inherit(&c.tx.lock);
     if g.is_some() {
         if !attached::is_still(c, group, m) {

@@ -108,7 +108,7 @@ pub struct Set {
     /// The set is nested, or watched in a way that lanes do not serve.
     pub disqualified: AtomicU32,
     /// Not 0: all lanes have to be looked at again (see `notify`).
-    pub stirred: AtomicU32,
+    pub notified: AtomicU32,
     /// Counts registrations that have moved to the inner set: see `epoll::sleep`.
     pub moves: AtomicU32,
     /// Counts the times that the kernel reported everything that it had to the application: see `Reg::armed_at`.
@@ -205,7 +205,7 @@ pub fn created(fd: i32) {
                 &s.lanes,
                 &s.kin,
                 &s.disqualified,
-                &s.stirred,
+                &s.notified,
                 &s.head,
                 &s.tail,
                 &s.queued,
@@ -430,7 +430,7 @@ pub fn blocked(conn: u32) {
 #[cold]
 pub fn error_came(conn: u32) {
     note(conn, u32::MAX, EDGE_IN | EDGE_OUT);
-    regs::each(conn, |_, set| kick_if_waiting(set as usize));
+    regs::each(conn, |_, set| notify_if_waiting(set as usize));
 }
 
 /// Queues the connection's registrations that watch for one of `events`, and marks `news` in them.

@@ -290,7 +290,7 @@ static void files(int k) {
         foreign = 1;
         BY(sendfile, SYS_sendfile, a->fd, file, p, n);
         if (p != (void *)8) sent(k, r);
-        else if (ends[!k].closed) ends[k].poked = 1;
+        else if (ends[!k].closed) ends[k].reset_due = 1;
         return told(k, "sendfile %ld %ld at %ld", n, p == &at ? (long)at : p ? -8l : -9l, (long)lseek(file, 0, SEEK_CUR));
     }
     }
@@ -448,8 +448,8 @@ static void close_end(int k) {
     struct linger l;
     socklen_t len = sizeof l;
     getsockopt(ends[k].fd, SOL_SOCKET, SO_LINGER, &l, &len);
-    if (l.l_onoff && !l.l_linger) ends[!k].poked = 1; /* a reset comes */
-    if (ends[k].unread) ends[!k].poked = 1;
+    if (l.l_onoff && !l.l_linger) ends[!k].reset_due = 1; /* a reset comes */
+    if (ends[k].unread) ends[!k].reset_due = 1;
     int fd = ends[k].fd;
     BY(close, SYS_close, fd);
     ends[k].closed = 1;

@@ -36,7 +36,7 @@ enum { TCP_ESTABLISHED = 1, TCP_FIN_WAIT1 = 4, TCP_FIN_WAIT2, TCP_CLOSE = 7, TCP
 static struct end {
     int fd, closed, shut, rdshut;
     long unread; /* bytes that the other end has sent */
-    int nonblock, hasty, poked, pieces;
+    int nonblock, hasty, reset_due, pieces;
 } ends[2];
 static uint64_t state, place[2]; /* of the streams */
 static FILE *out;
@@ -69,7 +69,7 @@ static int arrived(struct end *a, struct end *b) {
     struct tcp_info ib = info(b->fd);
     if (ib.tcpi_state == TCP_CLOSE) return 1;
     int ended = ib.tcpi_state == TCP_CLOSE_WAIT || ib.tcpi_state == TCP_LAST_ACK || ib.tcpi_state == TCP_CLOSING;
-    if (a->closed) return ended && !b->poked;
+    if (a->closed) return ended && !b->reset_due;
     struct tcp_info ia = info(a->fd);
     if (ia.tcpi_notsent_bytes) {
         int one = 1;
@@ -151,7 +151,7 @@ static void sent(int k, long n) {
     ends[!k].unread += n;
     wide |= ends[!k].unread > PAGE;
     ends[!k].pieces++;
-    if (ends[!k].closed) ends[k].poked |= n > 0;
+    if (ends[!k].closed) ends[k].reset_due |= n > 0;
 }
 
 static void taken(int k, long n) {

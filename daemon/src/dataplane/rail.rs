@@ -136,7 +136,7 @@ pub struct Rails<V: Provider> {
     /// Results of helpers that have worked on sockets.
     jobs: (Sender<Finished>, Receiver<Finished>),
     /// The daemon is counted as asleep on all link groups.
-    dozing: bool,
+    armed: bool,
     /// The epoll set of the data plane: links of engines, doorbells, devices.
     set: Option<Arc<OwnedFd>>,
     names: Arc<[Name]>,
@@ -222,7 +222,7 @@ impl<V: Provider> Rails<V> {
             out: Vec::new(),
             wake: wake::new_wake(),
             jobs: crossbeam::channel::unbounded(),
-            dozing: false,
+            armed: false,
             set: None,
             tend_at: 0,
             busy_until: 0,
@@ -238,7 +238,7 @@ impl<V: Provider> Rails<V> {
 
     /// Something has changed or is about to: takes [`Rails::fall_asleep`] back, and wakes the data plane.
     pub fn notify(&mut self) {
-        if std::mem::take(&mut self.dozing) {
+        if std::mem::take(&mut self.armed) {
             self.nodes.values().for_each(|n| n.pair.wake_up());
         }
         self.tend_at = 0;

@@ -108,7 +108,7 @@ impl World {
     }
 
     /// Shuts down and closes what is through; whether all is. `calm`: nothing new begins any more.
-    pub fn finish(&self, calm: bool) -> bool {
+    pub fn finish(&self, quiet: bool) -> bool {
         self.see_given_up();
         self.reset();
         let mut all = true;
@@ -116,7 +116,7 @@ impl World {
             let processes = n.processes.borrow().clone();
             for p in &processes {
                 let p = &mut *p.borrow_mut();
-                if p.is_over(calm && n.leaks.get()) {
+                if p.is_over(quiet && n.leaks.get()) {
                     note("a program ends that holds nothing");
                     p.kill();
                     n.ended(p.pid, &mut self.dice());

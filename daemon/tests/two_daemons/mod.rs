@@ -289,7 +289,7 @@ impl World {
     }
 
     /// A little of everything. Whether a byte moved.
-    fn tick(&self, calm: bool) -> bool {
+    fn tick(&self, quiet: bool) -> bool {
         self.pass(1 + self.below(20_000));
         let mut moved = false;
         for n in 0..2 {
@@ -298,7 +298,7 @@ impl World {
             self.carry(n);
             let processes = self.nodes[n].processes.borrow().len();
             for p in 0..processes {
-                moved |= self.run_process(n, p, calm);
+                moved |= self.run_process(n, p, quiet);
             }
         }
         self.see_given_up();
@@ -340,7 +340,7 @@ impl World {
     }
 
     /// One step of a process. Whether a byte moved.
-    fn run_process(&self, n: usize, p: usize, calm: bool) -> bool {
+    fn run_process(&self, n: usize, p: usize, quiet: bool) -> bool {
         let shared = self.nodes[n].process(p);
         let Ok(mut process) = shared.try_borrow_mut() else {
             return false; // it is in the middle of a call
@@ -358,7 +358,7 @@ impl World {
         let done = catch_unwind(AssertUnwindSafe(|| match process.go_on_leaving(now) {
             Left::Waits => false,
             Left::Done if !process.leaving.is_empty() => true,
-            Left::Done => process.step(now, &mut rng, calm),
+            Left::Done => process.step(now, &mut rng, quiet),
             Left::Stalled => {
                 note("a leave that stalls");
                 true

@@ -233,7 +233,7 @@ impl Process {
     }
 
     /// Does something, as a program might. Whether anything moved.
-    pub fn step(&mut self, now: u64, rng: &mut Rng, calm: bool) -> bool {
+    pub fn step(&mut self, now: u64, rng: &mut Rng, quiet: bool) -> bool {
         if self.unborn {
             self.enter();
         }
@@ -258,7 +258,7 @@ impl Process {
         }
         let mut moved = false;
         for i in 0..self.ends.len() {
-            if calm || !rng.one_in(3) {
+            if quiet || !rng.one_in(3) {
                 moved |= self.step_end(i, now, rng, false);
             }
         }

@@ -98,7 +98,7 @@ fn announcements() {
 
 /// A waiting receive has news for what it has to look at in memory, and for nothing else.
 #[test]
-fn what_stirs_a_receive() {
+fn what_wakes_a_receive() {
     let e = Alone::new(false);
     let m = e.memory();
     let has_news = || (e.rx.has_news(&m), e.rx.ready(&m));

@@ -65,7 +65,7 @@ pub fn forward(group: &LinkGroup, me: Option<usize>, set: Option<usize>) {
             let i = w * 64 + v.trailing_zeros() as usize;
             v &= v - 1;
             if Some(i) != set {
-                sets::kick_if_waiting(i);
+                sets::notify_if_waiting(i);
             }
         }
     }
@@ -133,12 +133,12 @@ impl<'a> Seat<'a> {
         }
     }
 
-    /// `poked`: its eventfd was readable.
-    fn give(&self, poked: bool) {
+    /// `notified`: its eventfd was readable.
+    fn give(&self, notified: bool) {
         if let Some(w) = self.place.index() {
             leave(self.group, w, self.leader);
         }
-        self.place.give(poked);
+        self.place.give(notified);
     }
 }
 
@@ -165,11 +165,11 @@ fn sleep(
         For::Space if c.tx.awaits(m) => c.tx.has_work(m),
         For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock::new(fd, group)),
     };
-    let (woke, poked) = match ready {
+    let (woke, notified) = match ready {
         true => (Woke::Look { kernel: false }, false),
         false => listen(&seat, (fd, events(c, m, what)), work, ms, any),
     };
-    seat.give(poked);
+    seat.give(notified);
     woke
 }
 

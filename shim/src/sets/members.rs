@@ -157,7 +157,7 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) ->
     if s.lanes.fetch_add(1, SeqCst) == 0 {
         sleepers::listen(s);
     }
-    kick_if_waiting(set as usize);
+    notify_if_waiting(set as usize);
     true
 }
 
@@ -486,8 +486,8 @@ pub fn lost(conn: u32, fd: i32) {
 /// Something about the connection was changed from outside: its sets look at it again.
 pub fn notify(conn: u32) {
     regs::each(conn, |_, set| {
-        set_at(set).stirred.store(1, SeqCst);
-        kick_if_waiting(set as usize);
+        set_at(set).notified.store(1, SeqCst);
+        notify_if_waiting(set as usize);
     });
 }
 
@@ -505,7 +505,7 @@ pub fn tell_error(fd: i32) {
 }
 
 /// Wakes the threads that sleep in the kernel on this set.
-pub fn kick_if_waiting(set: usize) {
+pub fn notify_if_waiting(set: usize) {
     let s = set_at(num::small(set));
     if s.waiters.load(SeqCst) > 0 {
         let k = s.wake_fd.load(Relaxed);

@@ -100,11 +100,11 @@ fn take_slot(conn: Option<u32>, mask: u64) -> Option<usize> {
     None
 }
 
-/// `poked`: its eventfd was readable, and is read empty. (If it is poked later, the next sleeper in this slot
+/// `notified`: its eventfd was readable, and is read empty. (If it is notified later, the next sleeper in this slot
 /// wakes once in vain.)
-fn give_slot(i: usize, poked: bool) {
+fn give_slot(i: usize, notified: bool) {
     if let Some(s) = slot(i) {
-        if poked {
+        if notified {
             let mut b = [0u8; 8];
             let _ = sys::read(s.efd.load(Relaxed) - 1, b.as_mut_ptr(), 8);
         }
@@ -186,10 +186,10 @@ impl Place {
             .and_then(slot)
             .map_or(-1, |s| s.efd.load(Relaxed) - 1)
     }
-    /// `poked`: its eventfd was readable.
-    pub fn give(&self, poked: bool) {
+    /// `notified`: its eventfd was readable.
+    pub fn give(&self, notified: bool) {
         if let Some(i) = self.slot {
-            give_slot(i, poked);
+            give_slot(i, notified);
         }
     }
 }

@@ -146,14 +146,14 @@ fn run(n: &mut State, c: &Config, at: At) {
                 }
                 n.r.at = At::Idle;
             }
-            Err(No::Again) => n.r.at = At::Wait(Wait::Doze),
+            Err(No::Again) => n.r.at = At::Wait(Wait::Arm),
             Err(e) => end(n, e == No::Reset),
         },
         At::Ring(at) => ring(n, c, at),
         At::Skip => match skip(n, c) {
             Ok(true) => {}
             Ok(false) => n.r.at = At::Idle,
-            Err(No::Again) => n.r.at = At::Wait(Wait::Doze),
+            Err(No::Again) => n.r.at = At::Wait(Wait::Arm),
             Err(e) => end(n, e == No::Reset),
         },
         At::Wait(at) => wait(n, c, at),
@@ -221,7 +221,7 @@ fn ready(n: &mut State, c: &Config, at: Ready) {
 }
 
 fn fall_asleep(n: &mut State) {
-    n.r.at = At::Wait(Wait::Doze);
+    n.r.at = At::Wait(Wait::Arm);
 }
 
 fn ring(n: &mut State, c: &Config, at: Ring) {
@@ -278,22 +278,22 @@ fn ring_tcp(n: &mut State, c: &Config) {
     n.r.at = match frame(n) {
         Ok(true) => At::Ring(Ring::Head),
         Ok(false) => At::Ring(Ring::Tcp),
-        Err(No::Again) => At::Wait(Wait::Doze),
+        Err(No::Again) => At::Wait(Wait::Arm),
         Err(e) => At::Ring(Ring::End(e == No::Reset)),
     };
 }
 
 fn wait(n: &mut State, c: &Config, at: Wait) {
     n.r.at = At::Wait(match at {
-        Wait::Doze => {
+        Wait::Arm => {
             n.w.receiver_sleeps = true;
             match c.bug {
                 Some(Bug::SleepWithoutLook) => Wait::Asleep,
-                _ => Wait::DozeLook,
+                _ => Wait::ArmLook,
             }
         }
         // As `RxState::has_news`.
-        Wait::DozeLook => {
+        Wait::ArmLook => {
             let has_news = match n.r.mode {
                 Mode::Ready => n.phase() != Phase::None,
                 Mode::Ring => n.w.head != n.r.cursor || n.resumed(),

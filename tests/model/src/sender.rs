@@ -164,7 +164,7 @@ pub fn step(n: &mut State, c: &Config, act: Act) {
             return store(n, c, Down::Say);
         }
         Act::Look => At::Ring(Ring::LookOnly),
-        Act::Rest => At::Wait(Wait::Doze),
+        Act::Rest => At::Wait(Wait::Arm),
         Act::Close => At::Close(Close::Look),
         Act::Signal => {
             n.w.sender_sleeps = false;
@@ -371,7 +371,7 @@ fn wait(n: &mut State, c: &Config, at: Wait) {
         Wait::Wish => {
             n.w.want_space = true;
             match c.bug {
-                Some(Bug::WishWithoutLook) => Wait::Doze,
+                Some(Bug::WishWithoutLook) => Wait::Arm,
                 _ => Wait::WishLook,
             }
         }
@@ -381,16 +381,16 @@ fn wait(n: &mut State, c: &Config, at: Wait) {
                 n.s.at = At::Idle;
                 return;
             }
-            Wait::Doze
+            Wait::Arm
         }
-        Wait::Doze => {
+        Wait::Arm => {
             n.w.sender_sleeps = true;
             match c.bug {
                 Some(Bug::SleepWithoutLook | Bug::WishWithoutLook) => Wait::Asleep,
-                _ => Wait::DozeLook,
+                _ => Wait::ArmLook,
             }
         }
-        Wait::DozeLook => {
+        Wait::ArmLook => {
             let mut stay = !(n.s.mode == Mode::Ring && asked(n));
             if n.sent < c.bytes {
                 refresh(n);

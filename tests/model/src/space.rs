@@ -29,8 +29,8 @@ pub enum Wait {
     No,
     Wish,
     Look,
-    Doze,
-    DozeLook,
+    Arm,
+    ArmLook,
     Asleep,
     /// Woken by the doorbell, which the other sleeper may need as well.
     Forward,
@@ -97,7 +97,7 @@ pub struct State {
     moves: u8,
     /// The sending thread and the polling one.
     wait: [Wait; 2],
-    poke: [bool; 2],
+    notified: [bool; 2],
     // The reader.
     rx: RxAt,
     read: u8,
@@ -142,7 +142,7 @@ impl State {
         for t in 0..2 {
             match self.wait[t] {
                 Wait::No | Wait::Done => {}
-                Wait::Asleep if !(self.bell || self.poke[t]) => {}
+                Wait::Asleep if !(self.bell || self.notified[t]) => {}
                 _ => out.push(Act::Wait(t)),
             }
         }
@@ -227,7 +227,7 @@ impl State {
             Wait::Wish => {
                 self.wish = true;
                 if m.bug == Some(Bug::WishWithoutLook) {
-                    Wait::Doze
+                    Wait::Arm
                 } else {
                     Wait::Look
                 }
@@ -235,19 +235,19 @@ impl State {
             Wait::Look => {
                 self.refresh();
                 match (self.full(), t) {
-                    (true, _) => Wait::Doze,
+                    (true, _) => Wait::Arm,
                     (false, 0) => Wait::No,
                     (false, _) => Wait::Done,
                 }
             }
-            Wait::Doze => {
+            Wait::Arm => {
                 self.sleepers += 1;
                 match m.bug {
                     Some(Bug::WishWithoutLook | Bug::SleepWithoutLook) => Wait::Asleep,
-                    _ => Wait::DozeLook,
+                    _ => Wait::ArmLook,
                 }
             }
-            Wait::DozeLook => {
+            Wait::ArmLook => {
                 self.refresh();
                 if self.full() {
                     Wait::Asleep
@@ -262,8 +262,8 @@ impl State {
             }
             Wait::Asleep => {
                 self.sleepers -= 1;
-                let rung = !self.poke[t];
-                self.poke[t] = false;
+                let rung = !self.notified[t];
+                self.notified[t] = false;
                 if rung {
                     // One of the sleepers takes the bell.
                     self.bell = false;
@@ -276,7 +276,7 @@ impl State {
             }
             Wait::Forward => {
                 if self.wait[1 - t] == Wait::Asleep && m.bug != Some(Bug::NoForward) {
-                    self.poke[1 - t] = true;
+                    self.notified[1 - t] = true;
                 }
                 if t == 0 {
                     Wait::No
@@ -420,7 +420,7 @@ impl Model for Space {
             retired: None,
             moves: self.moves,
             wait: [Wait::No; 2],
-            poke: [false; 2],
+            notified: [false; 2],
             rx: RxAt::Idle,
             read: 0,
             rx_ring: 0,

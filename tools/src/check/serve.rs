@@ -63,7 +63,7 @@ pub fn run(at: Serve, once: bool, probes: &Probes) -> Outcome {
         match probe(&listener, probes) {
             Ok(child) => {
                 let clients = clients.clone();
-                std::thread::spawn(move || attend(child, &accepted, &clients, once));
+                std::thread::spawn(move || service(child, &accepted, &clients, once));
             }
             Err(f) => {
                 lock(&clients).now -= 1;
@@ -91,7 +91,7 @@ fn probe(listener: &TcpListener, probes: &Probes) -> Result<Child, Failure> {
 }
 
 /// Hears what a probe says until it ends.
-fn attend(mut child: Child, accepted: &mpsc::Sender<()>, clients: &Shared, once: bool) {
+fn service(mut child: Child, accepted: &mpsc::Sender<()>, clients: &Shared, once: bool) {
     let mut served = false;
     let lines = child.stdout.take().map(|o| BufReader::new(o).lines());
     for line in lines.into_iter().flatten().map_while(Result::ok) {

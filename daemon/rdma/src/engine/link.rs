@@ -102,7 +102,7 @@ pub(super) struct Link<P: Provider> {
     probing: bool,
     pub answer: bool,
     /// Our first message may stay unnoticed in the peer's device until another one arrives.
-    pub poke: bool,
+    pub wake_peer: bool,
     /// The oldest request when the timers last ran.
     oldest: u64,
     /// Requests may be posted: a handshake, if the queue pair needs one, is finished.
@@ -204,7 +204,7 @@ impl<P: Provider> Link<P> {
             local_wr: 0,
             probing: false,
             answer: false,
-            poke: false,
+            wake_peer: false,
             oldest: 0,
             linked: false,
             armed: None,
@@ -494,7 +494,7 @@ impl<P: Provider> Link<P> {
         }
         if self.state == State::Active {
             self.probe()?;
-        } else if std::mem::take(&mut self.poke) && self.local_ack_only && self.spare() {
+        } else if std::mem::take(&mut self.wake_peer) && self.local_ack_only && self.spare() {
             self.test(false)?;
         }
         while self.spare() {

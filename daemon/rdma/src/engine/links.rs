@@ -359,7 +359,7 @@ impl<P: Provider> Pair<P> {
                 }
                 State::Confirming if now >= l.next_try => {
                     l.next_try = now + self.config.retry_ns;
-                    l.poke = self.config.first;
+                    l.wake_peer = self.config.first;
                 }
                 _ => {}
             }

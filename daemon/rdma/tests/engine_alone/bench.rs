@@ -94,7 +94,7 @@ pub fn config(first: bool) -> Config {
 }
 
 /// The same, and nobody asks whether the other one is there.
-pub fn calm(first: bool) -> Config {
+pub fn quiet(first: bool) -> Config {
     Config {
         quiet_ns: 9_000_000_000,
         ..config(first)

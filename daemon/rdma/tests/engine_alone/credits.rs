@@ -29,7 +29,7 @@ fn up(config: Config) -> Side {
 /// when it posts more.
 #[test]
 fn buffers_of_the_peer() {
-    let mut s = up(calm(true));
+    let mut s = up(quiet(true));
     s.b.peer.reposts = false;
     let mut said = 0;
     for n in 0..u64::from(DEPTH) {
@@ -52,7 +52,7 @@ fn our_buffers() {
     let mut s = Side::new(Bench::new(
         Config {
             depth,
-            ..calm(true)
+            ..quiet(true)
         },
         1,
     ));
@@ -84,7 +84,7 @@ fn pieces() {
         let mut s = up(Config {
             budget,
             window,
-            ..calm(true)
+            ..quiet(true)
         });
         s.put(RING, 0, 10_000);
         let heads: Vec<u64> = s.heard().iter().filter_map(head).collect();
@@ -103,7 +103,7 @@ fn pieces() {
 fn one_turn_at_a_time() {
     let mut s = up(Config {
         budget: 1000,
-        ..calm(true)
+        ..quiet(true)
     });
     (0..2).for_each(|_| s.b.pair.gate(s.id, false));
     s.put(RING, 0, 10_000);
@@ -116,7 +116,7 @@ fn one_turn_at_a_time() {
 fn the_window() {
     let mut s = up(Config {
         window: 2000,
-        ..calm(true)
+        ..quiet(true)
     });
     let before = s.b.pair.stats(s.b.rails[0]);
     s.b.world.set_wire(0, false);
@@ -140,7 +140,7 @@ fn turns() {
     let mut s = up(Config {
         window: 1000,
         budget: 1000,
-        ..calm(true)
+        ..quiet(true)
     });
     let other = s.b.lane(1);
     s.b.peer.heard(s.no);
@@ -153,7 +153,7 @@ fn turns() {
 /// Counters of a rail.
 #[test]
 fn counters() {
-    let mut s = up(calm(true));
+    let mut s = up(quiet(true));
     let before = s.b.pair.stats(s.b.rails[0]);
     s.put(RING, 0, 100);
     s.put(RING, 100, 1100);
@@ -176,7 +176,7 @@ fn counters() {
 /// Bytes on both sides of the ring's end, and on two rings, in one piece.
 #[test]
 fn two_writes() {
-    let mut s = up(calm(true));
+    let mut s = up(quiet(true));
     s.put(RING, 0, 16_000);
     s.says.cursor = c(16_000);
     s.snapshot();
@@ -192,7 +192,7 @@ fn two_writes() {
 /// The application moves to another ring: it is told to the peer, and bytes go on there when it has a place.
 #[test]
 fn another_ring() {
-    let mut s = up(calm(true));
+    let mut s = up(quiet(true));
     s.put(RING, 0, 100);
     s.says.cursor = c(100);
     s.snapshot();
@@ -222,7 +222,7 @@ fn impossible_moves() {
             Some("a ring moved before the reader could follow"),
         ),
     ] {
-        let mut s = up(calm(true));
+        let mut s = up(quiet(true));
         s.put(RING, 0, 100);
         s.says.cursor = c(cursor);
         s.snapshot();

@@ -9,7 +9,7 @@ use underpass_rdma::verbs::Memory;
 use underpass_rdma::wire::{flag, Body};
 
 fn fresh() -> Side {
-    Side::new(Bench::new(calm(true), 1))
+    Side::new(Bench::new(quiet(true), 1))
 }
 
 /// A direction that was up, came down, and asks again at `start` on the same ring.

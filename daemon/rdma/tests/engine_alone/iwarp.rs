@@ -57,7 +57,7 @@ fn up(config: Config) -> Side {
 fn the_window() {
     let mut s = up(Config {
         window: 2000,
-        ..calm(true)
+        ..quiet(true)
     });
     let before = s.b.pair.stats(s.b.rails[0]);
     s.put(RING, 0, 5000);
@@ -89,7 +89,7 @@ fn the_window() {
 /// What was sent a while ago is asked about by itself.
 #[test]
 fn asked_after_a_while() {
-    let mut s = up(calm(true));
+    let mut s = up(quiet(true));
     s.put(RING, 0, 10);
     s.b.peer.heard(s.no);
     for _ in 0..3 {
@@ -106,7 +106,7 @@ fn asked_after_a_while() {
 /// The end that is offered a link listens, is the first to have it, and the second to speak.
 #[test]
 fn the_other_end() {
-    let mut b = bench(calm(false));
+    let mut b = bench(quiet(false));
     let end = b.peer.end(1, 0);
     b.says(Control::QpOffer(end));
     let answer = b.controls().into_iter().find_map(|m| match m {
@@ -140,7 +140,7 @@ fn the_other_end() {
 /// waited for.
 #[test]
 fn another_one_follows() {
-    let mut b = bench(calm(true));
+    let mut b = bench(quiet(true));
     let no = b.connected().link;
     let mut said = Vec::new();
     for _ in 0..10 {
@@ -158,7 +158,7 @@ fn another_one_follows() {
 /// The peer's queue pair is gone before the handshake is through: the link is given up at once, and the peer is told so.
 #[test]
 fn a_handshake_that_is_refused() {
-    let mut b = bench(calm(true));
+    let mut b = bench(quiet(true));
     let link = b.offered().link;
     let end = b.peer.end(link, 0);
     b.says(Control::QpAnswer(end));

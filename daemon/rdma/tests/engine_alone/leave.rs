@@ -13,7 +13,7 @@ const LEFT: Body = Body::DeleteRkey { reply: true };
 
 /// Two links over two rails.
 fn two_links() -> (Bench, [u32; 2]) {
-    let mut b = Bench::new(calm(true), 2);
+    let mut b = Bench::new(quiet(true), 2);
     let links = [b.link(), b.link()];
     b.peer.heard(links[0]);
     b.peer.heard(links[1]);
@@ -53,7 +53,7 @@ fn a_region_leaves_while_a_link_is_half_destroyed() {
 /// Writes are in flight on a link that works: the region is given up when they are done, whatever was asked meanwhile.
 #[test]
 fn a_region_leaves_under_way() {
-    let mut s = Side::new(Bench::new(calm(true), 1));
+    let mut s = Side::new(Bench::new(quiet(true), 1));
     s.up();
     s.b.world.set_wire(0, false);
     s.put(loc(0, 12), 0, 1000);
@@ -74,7 +74,7 @@ fn a_region_leaves_under_way() {
 /// The writes are in flight on another link than the one over which the answer goes.
 #[test]
 fn a_region_leaves_under_way_elsewhere() {
-    let mut s = Side::new(Bench::new(calm(true), 2));
+    let mut s = Side::new(Bench::new(quiet(true), 2));
     s.up();
     let one = s.no;
     let two = s.b.link();
@@ -100,7 +100,7 @@ fn not_asked_at_every_turn() {
     let retry_ns = 50 * MS;
     let config = underpass_rdma::engine::Config {
         retry_ns,
-        ..calm(true)
+        ..quiet(true)
     };
     let mut b = Bench::new(config, 1);
     let no = b.link();
@@ -121,7 +121,7 @@ const OWN: u32 = 2;
 /// there are lanes.
 #[test]
 fn a_client_leaves() {
-    let mut b = Bench::new(calm(true), 1);
+    let mut b = Bench::new(quiet(true), 1);
     let no = b.link();
     let lane = b.lane(0);
     let client = b.clients[0].id;
@@ -175,7 +175,7 @@ fn a_client_leaves_without_links() {
 /// Who leaves gets no memory any more, nor does anybody twice.
 #[test]
 fn memory_for_nobody() {
-    let mut b = Bench::new(calm(true), 1);
+    let mut b = Bench::new(quiet(true), 1);
     let client = b.clients[0].id;
     let memory = Arc::new(Mapping::anonymous(4096).expect("memory"));
     let mut adds = |client, number| {
@@ -196,7 +196,7 @@ fn memory_for_nobody() {
 /// Memory that cannot be registered: the peer is told so once, and of the key when there is one.
 #[test]
 fn no_registration() {
-    let mut b = Bench::new(calm(true), 1);
+    let mut b = Bench::new(quiet(true), 1);
     let no = b.link();
     b.peer.heard(no);
     let client = b.clients[0].id;

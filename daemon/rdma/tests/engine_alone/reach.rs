@@ -44,7 +44,7 @@ fn found(memory: &dyn Memory) -> bool {
 /// Our own memory, for as long as it is registered: it is registered once.
 #[test]
 fn our_memory() {
-    let mut b = Bench::new(calm(true), 1);
+    let mut b = Bench::new(quiet(true), 1);
     let (no, key) = told(&mut b);
     let live = b.world.live().mrs;
     b.later(30_000_000);
@@ -58,7 +58,7 @@ fn our_memory() {
 /// Never the application's, which was registered just before: the device refuses, and the link ends.
 #[test]
 fn not_the_applications() {
-    let mut b = Bench::new(calm(true), 1);
+    let mut b = Bench::new(quiet(true), 1);
     let (no, key) = told(&mut b);
     b.happened();
     let at = b.clients[0].chunk.addr().as_ptr() as u64;
@@ -72,7 +72,7 @@ fn not_the_applications() {
 #[test]
 fn refused() {
     for cut in [false, true] {
-        let mut s = Side::new(Bench::new(calm(true), 1));
+        let mut s = Side::new(Bench::new(quiet(true), 1));
         s.up();
         let why = match cut {
             true => "no acknowledgement",
@@ -100,7 +100,7 @@ fn refused() {
 /// A device that is removed takes with it all that was made of it, and one that comes is used at once.
 #[test]
 fn devices() {
-    let mut b = Bench::new(calm(true), 1);
+    let mut b = Bench::new(quiet(true), 1);
     let no = b.link();
     let rail = b.rails[0];
     b.controls();

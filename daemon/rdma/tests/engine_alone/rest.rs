@@ -8,7 +8,7 @@ use underpass_rdma::engine::{Config, Control, Event, Fault};
 use underpass_rdma::wire::{flag, Body};
 
 fn fresh() -> Side {
-    Side::new(Bench::new(calm(true), 1))
+    Side::new(Bench::new(quiet(true), 1))
 }
 
 fn up() -> Side {
@@ -234,7 +234,7 @@ fn dead_by_the_channel() {
 /// says that it has it.
 #[test]
 fn what_is_sent_again() {
-    let mut s = Side::new(Bench::new(calm(true), 2));
+    let mut s = Side::new(Bench::new(quiet(true), 2));
     let other = s.b.link();
     s.tell_key(other);
     s.b.peer.heard(other);
@@ -257,7 +257,7 @@ fn what_is_sent_again() {
 /// The link of one lane is gone at both ends: another lane goes on as it was.
 #[test]
 fn the_other_lane() {
-    let mut s = Side::new(Bench::new(calm(true), 2));
+    let mut s = Side::new(Bench::new(quiet(true), 2));
     s.b.lane(1);
     let other = s.b.link();
     s.b.settle();
@@ -286,7 +286,7 @@ fn without_the_channel() {
     let mut b = Bench::new(
         Config {
             retry_ns: 9 * MS,
-            ..calm(true)
+            ..quiet(true)
         },
         2,
     );
@@ -311,7 +311,7 @@ fn without_the_channel() {
 /// An offer is made again over a new control channel; an answer that comes twice, or too late, does no harm.
 #[test]
 fn answers_to_offers() {
-    let mut b = Bench::new(calm(true), 1);
+    let mut b = Bench::new(quiet(true), 1);
     let offer = b.offered();
     b.pair.set_control(true);
     assert_eq!(b.offered(), offer);
@@ -336,7 +336,7 @@ fn offers_end() {
     let mut b = Bench::new(
         Config {
             max_links,
-            ..calm(true)
+            ..quiet(true)
         },
         1,
     );
@@ -416,7 +416,7 @@ fn asked_once() {
 /// A slot that was used before is not ready; a reader that is ready before the lane is connected is told of at once.
 #[test]
 fn a_slot_that_was_used() {
-    let mut b = Bench::new(calm(true), 1);
+    let mut b = Bench::new(quiet(true), 1);
     let no = b.link();
     b.peer.heard(no);
     let old = RxWord::new(e(1), rx::READY);
@@ -453,7 +453,7 @@ fn landed_once() {
 /// Questions for which there is no room to answer: the peer lies.
 #[test]
 fn a_flood() {
-    let mut b = Bench::new(calm(true), 1);
+    let mut b = Bench::new(quiet(true), 1);
     let no = b.link();
     b.happened();
     b.peer.reposts = false;
@@ -478,7 +478,7 @@ fn no_memory_for_links() {
     };
     let config = Config {
         retry_ns: 9 * MS,
-        ..calm(true)
+        ..quiet(true)
     };
     let mut b = Bench::new(config, 1);
     b.world.set_faults(faults(1));

@@ -9,7 +9,7 @@ use underpass_rdma::wire::Body;
 /// The pair fails, says nothing of the link's end, and keeps all memory as it is.
 #[test]
 fn nothing_is_reported() {
-    let mut s = Side::new(Bench::new(calm(true), 1));
+    let mut s = Side::new(Bench::new(quiet(true), 1));
     s.up();
     s.b.controls();
     s.b.happened();
@@ -51,7 +51,7 @@ fn nothing_is_reported() {
 /// The chunk is not freed, although no lane is left and the peer has no key.
 #[test]
 fn an_empty_client() {
-    let mut b = Bench::new(calm(true), 1);
+    let mut b = Bench::new(quiet(true), 1);
     b.offered();
     b.world.hold(0);
     b.pair.set_rail(b.rails[0], false);
@@ -64,7 +64,7 @@ fn an_empty_client() {
 /// All links are tried.
 #[test]
 fn two_links() {
-    let mut b = Bench::new(calm(true), 2);
+    let mut b = Bench::new(quiet(true), 2);
     let [_, two] = [b.link(), b.link()];
     b.peer.say(two, two, Body::TestLink { reply: true });
     b.settle();

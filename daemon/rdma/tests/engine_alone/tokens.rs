@@ -16,7 +16,7 @@ fn remove(b: &mut Bench, id: LaneId) {
 /// A place is used again under another number, and the former one means nothing any more.
 #[test]
 fn numbers_are_not_used_again() {
-    let mut b = Bench::new(calm(true), 1);
+    let mut b = Bench::new(quiet(true), 1);
     b.link();
     let client = b.clients[0].id;
     let [one, two] = [0, 1].map(|slot| b.pair.open(client, slot).expect("a lane"));
@@ -45,7 +45,7 @@ fn numbers_are_not_used_again() {
 /// Slots that there are, and clients.
 #[test]
 fn no_such_slot() {
-    let mut b = Bench::new(calm(true), 1);
+    let mut b = Bench::new(quiet(true), 1);
     let client = b.clients[0].id;
     assert_eq!(b.pair.open(client, LANES as u32), None);
     assert_eq!(b.pair.open(client + 1, 0), None);
@@ -57,7 +57,7 @@ fn no_such_slot() {
 /// A lane is connected once.
 #[test]
 fn connected_once() {
-    let mut s = Side::new(Bench::new(calm(true), 1));
+    let mut s = Side::new(Bench::new(quiet(true), 1));
     s.b.pair.connect(s.id, TOKEN + 5, Epoch::base(9));
     s.reader(e(1), rx::READY);
     assert!(s.last_snapshot().is_some());
@@ -66,7 +66,7 @@ fn connected_once() {
 /// Nothing that the peer says is heard before it has told how it names the lane.
 #[test]
 fn heard_too_early() {
-    let mut s = Side::new(Bench::new(calm(true), 1));
+    let mut s = Side::new(Bench::new(quiet(true), 1));
     let id = s.b.pair.open(s.b.clients[0].id, 3).expect("a lane");
     s.b.settle();
     let (moves, log2, from) = (1, 12, c(0));
@@ -79,7 +79,7 @@ fn heard_too_early() {
 /// Of snapshots only those are heard that are newer than all before; what is said of it does not depend on that.
 #[test]
 fn older_snapshots() {
-    let mut s = Side::new(Bench::new(calm(true), 1));
+    let mut s = Side::new(Bench::new(quiet(true), 1));
     let flags = [
         (5, rx::READY, rx::READY),
         (4, rx::READY | rx::WANT_DOWN, rx::READY),
@@ -108,7 +108,7 @@ fn older_snapshots() {
 /// What we say of a lane is numbered.
 #[test]
 fn our_numbers() {
-    let mut s = Side::new(Bench::new(calm(true), 1));
+    let mut s = Side::new(Bench::new(quiet(true), 1));
     let mut last = None;
     for n in 1..5 {
         s.reader(e(n), rx::READY);
@@ -123,7 +123,7 @@ fn our_numbers() {
 /// The link that answers went over is gone, and with it perhaps the answers: they are said again over another one.
 #[test]
 fn answers_are_said_again() {
-    let mut s = Side::new(Bench::new(calm(true), 2));
+    let mut s = Side::new(Bench::new(quiet(true), 2));
     let other = s.b.link();
     s.tell_key(other);
     s.incoming();
@@ -161,7 +161,7 @@ fn answers_are_said_again() {
 #[test]
 fn questions_are_asked_again() {
     for placed in [false, true] {
-        let mut s = Side::new(Bench::new(calm(true), 2));
+        let mut s = Side::new(Bench::new(quiet(true), 2));
         let other = s.b.link();
         s.tell_key(other);
         s.b.peer.heard(other);
@@ -188,7 +188,7 @@ fn questions_are_asked_again() {
 /// A switch in doubt is asked about again over a new control channel, and so is everything else said again.
 #[test]
 fn another_control_channel() {
-    let mut s = Side::new(Bench::new(calm(true), 1));
+    let mut s = Side::new(Bench::new(quiet(true), 1));
     s.peer_ready(e(1));
     s.ask(e(1), RING, 0);
     s.answer_ring(1, 0);
@@ -220,7 +220,7 @@ fn another_control_channel() {
 /// A lane that is closed on both sides has been heard to the end: what the peer says then is not.
 #[test]
 fn nothing_after_the_end() {
-    let mut s = Side::new(Bench::new(calm(true), 1));
+    let mut s = Side::new(Bench::new(quiet(true), 1));
     s.incoming();
     s.b.pair.remove(s.id);
     s.b.settle();

@@ -9,7 +9,7 @@ use underpass_rdma::sim::Faults;
 use underpass_rdma::wire::Body;
 
 fn up() -> Side {
-    let mut s = Side::new(Bench::new(calm(true), 1));
+    let mut s = Side::new(Bench::new(quiet(true), 1));
     s.up();
     s
 }
@@ -79,7 +79,7 @@ fn notified_of_requests() {
 fn woken_for_room() {
     let config = Config {
         window: 2000,
-        ..calm(true)
+        ..quiet(true)
     };
     let mut s = Side::new(Bench::new(config, 1));
     s.up();
@@ -126,7 +126,7 @@ fn timers() {
         iwarp: 1,
         ..Faults::default()
     };
-    let mut b = Bench::with(calm(true), 1, iwarp);
+    let mut b = Bench::with(quiet(true), 1, iwarp);
     let offer = b.offered();
     let next = |b: &Bench, quiet| b.pair.next_timer_ns(quiet) - b.now;
     assert!(next(&b, 0) > 19 * MS && next(&b, 0) <= 20 * MS);
@@ -219,7 +219,7 @@ fn doorbells() {
 /// While the application reads, its cursor is looked at in turns, without being told.
 #[test]
 fn a_reader_at_work() {
-    let mut s = Side::new(Bench::new(calm(true), 1));
+    let mut s = Side::new(Bench::new(quiet(true), 1));
     s.incoming();
     s.says.head = c(100);
     s.snapshot();

@@ -63,11 +63,11 @@ impl<V: Provider> Rails<V> {
                     add(set, fd, QUEUE | node << 32 | u64::from(group));
                 }
             });
-            if !self.dozing {
+            if !self.armed {
                 n.pair.fall_asleep();
             }
         }
-        !std::mem::replace(&mut self.dozing, true) || news
+        !std::mem::replace(&mut self.armed, true) || news
     }
 
     /// Adds the events of devices that may have been opened. (A descriptor leaves the set when its device is
@@ -80,7 +80,7 @@ impl<V: Provider> Rails<V> {
 
     /// Takes [`Rails::fall_asleep`] back.
     pub fn wake_up(&mut self) {
-        if std::mem::take(&mut self.dozing) {
+        if std::mem::take(&mut self.armed) {
             self.nodes.values().for_each(|n| n.pair.wake_up());
         }
     }

@@ -166,7 +166,7 @@ pub(super) fn harvest(
             return h; // the next wait finds everything still queued
         }
         tell_ends(s);
-        gather(s, s.stirred.swap(0, SeqCst) != 0);
+        gather(s, s.notified.swap(0, SeqCst) != 0);
         let rounds = s.queued.load(Relaxed);
         for _ in 0..rounds {
             if h.n >= max {
@@ -319,7 +319,7 @@ fn is_leaving(conn: u32) -> bool {
 pub(super) fn pass_on(s: &Set) {
     // A sleeper counts itself first and then checks all of these (or, if there were no lanes, whether there are some
     // now).
-    let left = s.queued.load(SeqCst) != 0 || s.stirred.load(SeqCst) != 0 || changed(s);
+    let left = s.queued.load(SeqCst) != 0 || s.notified.load(SeqCst) != 0 || changed(s);
     if left && s.asleep.load(SeqCst) & !HEARS != 0 {
         fdtab::signal(s.wake_fd.load(Relaxed));
     }

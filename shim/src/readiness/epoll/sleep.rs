@@ -235,7 +235,7 @@ impl<F: Fn(i32, *mut epoll_event, i32, i64) -> i32> Rounds for Lanes<'_, F> {
         }
         let news = changed(s)
             || s.pushes.load(SeqCst) != self.pushes
-            || s.stirred.load(SeqCst) != 0
+            || s.notified.load(SeqCst) != 0
             || daemon::pending();
         let r = match news {
             true => 0,

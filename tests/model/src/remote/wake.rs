@@ -36,8 +36,8 @@ enum App {
     Told,
     /// Has stored its head or cursor and moved its counter; next the look at its daemon's sleepers.
     Bell,
-    Doze,
-    DozeLook,
+    Arm,
+    ArmLook,
     Asleep,
 }
 
@@ -46,7 +46,7 @@ enum Daemon {
     Run,
     /// Has stored what the peer said; next a look at the application.
     Look,
-    Doze,
+    Arm,
     Words,
     Queue,
     Asleep,
@@ -127,7 +127,7 @@ impl Proxy {
     /// On the way to sleep. `queue`: what a poll of the completion queue would find.
     fn rest(&mut self, m: &Wake, queue: bool) {
         self.at = match self.at {
-            Daemon::Doze => {
+            Daemon::Arm => {
                 (self.sleeps, self.armed) = (true, true);
                 Daemon::Words
             }
@@ -175,17 +175,17 @@ impl State {
                 App::Bell
             }
             // (It says that it wants space, too, which no daemon needs to know: D1 rings whoever sleeps.)
-            App::Idle => App::Doze,
+            App::Idle => App::Arm,
             App::Bell => {
                 self.d1.bell |= self.d1.sleeps;
                 App::Idle
             }
-            App::Doze => {
+            App::Arm => {
                 self.a_sleeps = true;
-                App::DozeLook
+                App::ArmLook
             }
-            App::DozeLook if !self.room(m) => App::Asleep,
-            App::DozeLook | App::Asleep => {
+            App::ArmLook if !self.room(m) => App::Asleep,
+            App::ArmLook | App::Asleep => {
                 (self.a_sleeps, self.a_bell) = (false, false);
                 App::Idle
             }
@@ -215,15 +215,15 @@ impl State {
                 self.d2.bell |= self.d2.sleeps;
                 App::Idle
             }
-            App::DozeLook if self.head2 == self.cursor => App::Asleep,
-            App::DozeLook | App::Asleep => {
+            App::ArmLook if self.head2 == self.cursor => App::Asleep,
+            App::ArmLook | App::Asleep => {
                 (self.b_sleeps, self.b_bell) = (false, false);
                 App::Idle
             }
-            App::Doze => unreachable!("it counts itself asleep at once"),
+            App::Arm => unreachable!("it counts itself asleep at once"),
             App::Idle => {
                 self.b_sleeps = true;
-                App::DozeLook
+                App::ArmLook
             }
         };
     }
@@ -245,7 +245,7 @@ impl State {
                     self.forth = Some((self.head, want));
                     self.d2.completion();
                 } else {
-                    self.d1.at = Daemon::Doze;
+                    self.d1.at = Daemon::Arm;
                 }
             }
             // The cursor is stored, then the look at the sleepers.
@@ -284,7 +284,7 @@ impl State {
                     self.d1.completion();
                 } else {
                     self.d2.todo &= m.bug != Some(Bug::LostCursor);
-                    self.d2.at = Daemon::Doze;
+                    self.d2.at = Daemon::Arm;
                 }
             }
             // The head is stored, then the look at the sleepers; and, as in each turn, at the cursor. (A wish never comes
@@ -353,8 +353,8 @@ impl App {
             App::Idle => "works",
             App::Told => "looks for a wish",
             App::Bell => "looks for a sleeper",
-            App::Doze => "counts itself asleep",
-            App::DozeLook => "looks again",
+            App::Arm => "counts itself asleep",
+            App::ArmLook => "looks again",
             App::Asleep => "wakes",
         }
     }
@@ -365,7 +365,7 @@ impl Daemon {
         match self {
             Daemon::Run => "works",
             Daemon::Look => "looks for a sleeper",
-            Daemon::Doze => "arms",
+            Daemon::Arm => "arms",
             Daemon::Words => "looks at words",
             Daemon::Queue => "looks at its queue",
             Daemon::Asleep => "wakes",

@@ -48,8 +48,8 @@ pub enum Ring {
 /// Sleep; and the wish for a way down, which the other end may sleep through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wait {
-    Doze,
-    DozeLook,
+    Arm,
+    ArmLook,
     Asleep,
     WantDown,
     WantDownBell,

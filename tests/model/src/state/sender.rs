@@ -59,8 +59,8 @@ pub enum Down {
 pub enum Wait {
     Wish,
     WishLook,
-    Doze,
-    DozeLook,
+    Arm,
+    ArmLook,
     Asleep,
 }
 

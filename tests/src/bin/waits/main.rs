@@ -183,7 +183,7 @@ fn race(how: &str, rounds: u64, ports: &[&str]) {
                 count(c.as_raw_fd()) == before + SIZE as u64
             });
         };
-        let mut poke = || {
+        let mut wake_poller = || {
             let turn = asleep.load(SeqCst);
             wake.write_all(&[1]).expect("wake");
             await_or_die("the poller's sleep", || asleep.load(SeqCst) > turn);
@@ -196,7 +196,7 @@ fn race(how: &str, rounds: u64, ports: &[&str]) {
             let c = dial(ports[1 + done as usize % (ports.len() - 1)]);
             let fd = c.as_raw_fd();
             watched.lock().expect("lock").push(fd);
-            poke();
+            wake_poller();
             for _ in 0..30 {
                 echo(&c);
             }
@@ -205,7 +205,7 @@ fn race(how: &str, rounds: u64, ports: &[&str]) {
                 entry(&c).is_some()
             });
             watched.lock().expect("lock").retain(|f| *f != fd);
-            poke();
+            wake_poller();
             got.lock().expect("lock").remove(&fd);
             done += 1;
         }
