@@ -226,7 +226,7 @@ impl<V: Provider> Core<V> {
             // The same process with the same table: it lost its connection, or we cut it.
             Some(id) => *id,
             None => {
-                self.bury_predecessors(process.id);
+                self.retire_predecessors(process.id);
                 let member = self
                     .cgroups
                     .get(&process.cgroup)
@@ -313,7 +313,7 @@ impl<V: Provider> Core<V> {
 
     /// A process that has closed its old connection and now shows another table has executed another program: what
     /// the old program had mapped is gone, so its client is removed.
-    fn bury_predecessors(&mut self, proc_id: ProcId) {
+    fn retire_predecessors(&mut self, proc_id: ProcId) {
         let old = self
             .clients
             .values()

@@ -58,12 +58,12 @@ fn what_was_begun_is_recorded() {
 /// The peer's process is gone; what a daemon has taken over comes before the end's own bytes on TCP all the same.
 #[test]
 fn a_sender_whose_peer_is_gone() {
-    for (phase, forsakes) in [(takeover::TAKEN, false), (takeover::NONE, true)] {
+    for (phase, resets) in [(takeover::TAKEN, false), (takeover::NONE, true)] {
         let e = Alone::up(false);
         e.send(10);
         e.takeover(FIRST, phase);
         e.tx.abandon(&e.memory());
-        assert_eq!(e.mode() == mode::TCP, forsakes, "{phase:?}");
+        assert_eq!(e.mode() == mode::TCP, resets, "{phase:?}");
     }
 }
 

@@ -157,7 +157,7 @@ fn decide(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory, fd: i32) -> i64 {
     if known == OVER && (reset || c.rx.notice_death(m, is_dead(l))) {
         told(OVER);
         reset_by_death(c, m, fd);
-        c.tx.forsake();
+        c.tx.reset_to_tcp();
         table::disqualify(c, Reason::PeerGone);
         return 0;
     }
@@ -197,7 +197,7 @@ pub fn has_died(c: &Conn, m: &Memory, fd: i32, dead: bool) -> bool {
     let died = c.rx.notice_death(m, dead);
     if died {
         reset_by_death(c, m, fd);
-        c.tx.forsake();
+        c.tx.reset_to_tcp();
     }
     died
 }

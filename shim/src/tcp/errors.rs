@@ -25,7 +25,7 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     }
     count_reset(c, fd, r);
     table::disqualify(c, r);
-    c.tx.forsake();
+    c.tx.reset_to_tcp();
     // (A packet filter may drop the RST: see `ends`.)
     if let Some((group, m)) = attached::of(c, table::local_of(c)).filter(|(k, _)| !k.is_remote()) {
         c.rx.announce_reset(&m, &Sock::new(fd, group));

@@ -306,7 +306,7 @@ impl<P: Provider> Pair<P> {
     }
 
     /// Both ends of a link are destroyed: nothing that was in flight on it will land any more.
-    fn buried(&mut self, no: LinkId) {
+    fn link_retired(&mut self, no: LinkId) {
         self.lanes.each(|_, lane| {
             if lane.link == Some(no) {
                 lane.moved();
@@ -326,7 +326,7 @@ impl<P: Provider> Pair<P> {
                 self.dead.remove(&no);
             }
             if news {
-                self.buried(no);
+                self.link_retired(no);
             }
         }
     }

@@ -400,12 +400,12 @@ impl TxState {
     /// taken over comes before that.)
     pub fn abandon(&self, m: &Memory) {
         if !self.is_taken_over(m) {
-            self.forsake();
+            self.reset_to_tcp();
         }
     }
 
     /// The same for a connection that is reset: nothing has to come before that.
-    pub fn forsake(&self) {
+    pub fn reset_to_tcp(&self) {
         if self.mode.load(Relaxed) != mode::TCP {
             self.mode.store(mode::TCP, SeqCst);
             self.downs.fetch_add(1, Relaxed);
