@@ -346,7 +346,7 @@ pub fn register(m: &ToDaemon, (conn, gen): (u32, u32), fd: i32) -> bool {
 pub fn lane_done(group: &LinkGroup, lane: u32) {
     match tell_done(group, lane) {
         true => drop(settle()),
-        false => group.owe(lane),
+        false => group.add_pending_done(lane),
     }
 }
 
@@ -359,14 +359,14 @@ pub fn lane_left(group: &LinkGroup, lane: u32) {
         lane,
     };
     if send(&m, &[]).is_err() {
-        group.owe(lane);
+        group.add_pending_done(lane);
     }
 }
 
 /// Tells the daemon what it could not be told before. False: it still cannot be told. It must know this before it
 /// hears of the same connections again.
 pub fn settle() -> bool {
-    groups::settle_owed(tell_done)
+    groups::send_pending_done(tell_done)
 }
 
 fn tell_done(group: &LinkGroup, lane: u32) -> bool {

@@ -58,7 +58,7 @@ struct Record {
     older: bool,
     /// What tables of these processes have less than before. A process that moves to a table of its own takes what it
     /// counts along: that must be there before anything is counted as new. Shared by the tables of such a family.
-    owed: Rc<RefCell<Totals>>,
+    pending: Rc<RefCell<Totals>>,
 }
 
 impl Record {
@@ -66,14 +66,14 @@ impl Record {
     fn more(&mut self, r: &Reading, now: Duration) -> Option<Totals> {
         let less = self.totals.grown(&r.totals);
         let grown = r.totals.grown(&self.totals);
-        let mut owed = self.owed.borrow_mut();
-        let more = grown.grown(&owed);
+        let mut pending = self.pending.borrow_mut();
+        let more = grown.grown(&pending);
         let time = now.saturating_sub(self.began);
         if less != less.movable() || !more.is_possible_in(time) {
             return None;
         }
-        *owed = owed.grown(&grown);
-        owed.add(&less);
+        *pending = pending.grown(&grown);
+        pending.add(&less);
         self.totals = r.totals;
         self.began = r.began;
         Some(more)
@@ -120,7 +120,7 @@ impl Families {
             taken: now,
             took: Duration::ZERO,
             older,
-            owed: Rc::default(),
+            pending: Rc::default(),
         });
         let (fading, sums) = (&mut self.fading, &mut self.sums);
         let kin = self.known.entry(ident).or_insert_with(|| {
@@ -162,9 +162,9 @@ impl Families {
             kin.cgroup = cgroup;
             self.moved(&was, account);
         }
-        let owed = self.records.get(&before).map(|r| r.owed.clone());
-        if let Some((r, owed)) = self.records.get_mut(&ident).zip(owed) {
-            r.owed = owed;
+        let pending = self.records.get(&before).map(|r| r.pending.clone());
+        if let Some((r, pending)) = self.records.get_mut(&ident).zip(pending) {
+            r.pending = pending;
         }
     }
 

@@ -76,7 +76,7 @@ pub struct Process {
     /// Our end of the control connection, and what was said over it.
     pub control: Option<(OwnedFd, Rc<Wire>)>,
     /// Lanes that are done with, of which the daemon could not be told.
-    owed: Vec<(u64, u32)>,
+    pending_done: Vec<(u64, u32)>,
     pub groups: BTreeMap<u64, Group>,
     pub ends: Vec<End>,
     /// Does nothing until then: it computes, or sleeps outside every call.
@@ -112,7 +112,7 @@ impl Process {
             machine,
             family,
             control: None,
-            owed: Vec::new(),
+            pending_done: Vec::new(),
             groups: BTreeMap::new(),
             ends: Vec::new(),
             busy_until: 0,
@@ -137,7 +137,7 @@ impl Process {
 
     /// Are there lanes that it has finished with, and nobody tells the daemon?
     pub fn owes(&self) -> bool {
-        !self.owed.is_empty()
+        !self.pending_done.is_empty()
     }
 
     /// Does it hold nothing any more, and end? Other programs always do so.
@@ -200,7 +200,7 @@ impl Process {
 
     pub fn connected(&mut self, control: OwnedFd, wire: Rc<Wire>) {
         self.control = Some((control, wire));
-        for (group, lane) in std::mem::take(&mut self.owed) {
+        for (group, lane) in std::mem::take(&mut self.pending_done) {
             self.done((group, lane));
         }
     }
@@ -215,7 +215,7 @@ impl Process {
     /// A lane is done with. The daemon must hear of that, now or later.
     pub fn done(&mut self, (group, lane): (u64, u32)) {
         if self.control.is_none() {
-            return self.owed.push((group, lane));
+            return self.pending_done.push((group, lane));
         }
         let side = 0;
         self.say(ToDaemon::LaneDone { group, side, lane }, vec![]);

@@ -182,8 +182,10 @@ impl Receiving<'_> {
             true => more(),
         });
         match made {
-            Native::Made { says: 0, .. } if total == 0 && self.iov.left() > 0 && self.is_owed() => {
-                self.await_owed()
+            Native::Made { says: 0, .. }
+                if total == 0 && self.iov.left() > 0 && self.is_pending() =>
+            {
+                self.await_pending()
             }
             Native::Made { says: 0, .. } if total == 0 => Break(self.tcp_ended()),
             Native::Made { says, .. } => Break(num::ssize(total) + says), // after a part, `says` is no error

@@ -192,7 +192,7 @@ fn may_be_held(p: *mut u8, bytes: usize) -> bool {
 }
 
 /// Is there a lane whose end the daemon must still be told?
-static OWED: AtomicU32 = AtomicU32::new(0);
+static PENDING_DONE: AtomicU32 = AtomicU32::new(0);
 
 /// Lock between mapping a further chunk of a peer and forking: see [`LinkGroup::map_further`].
 static MAPPING: AtomicU32 = AtomicU32::new(0);
@@ -205,14 +205,14 @@ pub fn before_fork() {
 
 /// In a forked child: what the parent owes the daemon is the parent's to send.
 pub fn after_fork() {
-    OWED.store(0, Relaxed);
+    PENDING_DONE.store(0, Relaxed);
     let all = seen().iter().flat_map(|l| &l.pending_done);
     all.for_each(|w| w.store(0, Relaxed));
 }
 
 /// Sends what could not be sent before. `tell` returns false if it still cannot be sent; then this does, too.
-pub fn settle_owed(tell: impl Fn(&LinkGroup, u32) -> bool) -> bool {
-    if OWED.load(Relaxed) == 0 || OWED.swap(0, Relaxed) == 0 {
+pub fn send_pending_done(tell: impl Fn(&LinkGroup, u32) -> bool) -> bool {
+    if PENDING_DONE.load(Relaxed) == 0 || PENDING_DONE.swap(0, Relaxed) == 0 {
         return true;
     }
     let mut all = true;
@@ -224,7 +224,7 @@ pub fn settle_owed(tell: impl Fn(&LinkGroup, u32) -> bool) -> bool {
                 bits &= bits - 1;
                 let lane = num::small(k) * 64 + bit;
                 if !tell(l, lane) {
-                    l.owe(lane);
+                    l.add_pending_done(lane);
                     all = false;
                 }
             }
@@ -275,10 +275,10 @@ impl LinkGroup {
     }
 
     /// Notes that the daemon must still be told that `lane` is done.
-    pub fn owe(&self, lane: u32) {
+    pub fn add_pending_done(&self, lane: u32) {
         if let Some(w) = self.pending_done.get(lane as usize / 64) {
             w.fetch_or(1 << (lane % 64), Relaxed);
-            OWED.store(1, Relaxed);
+            PENDING_DONE.store(1, Relaxed);
         }
     }
 

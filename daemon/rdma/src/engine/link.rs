@@ -503,8 +503,8 @@ impl<P: Provider> Link<P> {
             };
             self.post(&Load::default(), token, 0, body, What::Llc, 0)?;
         }
-        let owed = self.recv_posted.wrapping_sub(self.recv_told);
-        if owed >= self.depth / 2 && self.credits() > 0 && self.sent.len() < self.room {
+        let untold = self.recv_posted.wrapping_sub(self.recv_told);
+        if untold >= self.depth / 2 && self.credits() > 0 && self.sent.len() < self.room {
             self.test(true)?;
         }
         Ok(())

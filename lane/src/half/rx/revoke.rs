@@ -152,7 +152,7 @@ impl RxState {
     }
 
     /// On TCP: the position up to which the bytes go that lay unread on the ring when it was left.
-    pub fn owed(&self) -> Option<TcpPos> {
+    pub fn pending_until(&self) -> Option<TcpPos> {
         (self.mode.load(Relaxed) == mode::TCP).then(|| self.limit.load(Relaxed))
     }
 

@@ -18,9 +18,9 @@ impl Receiving<'_> {
     }
 
     /// The same of a direction that is on TCP again, where the kernel has reported the end.
-    pub(super) fn is_owed(&self) -> bool {
+    pub(super) fn is_pending(&self) -> bool {
         let c = self.c;
-        let (Some(up_to), fd) = (c.rx.owed(), self.call.fd(self.l)) else {
+        let (Some(up_to), fd) = (c.rx.pending_until(), self.call.fd(self.l)) else {
             return false;
         };
         if c.rx.shut.load(Relaxed) == 0 || up_to == TcpPos::default() {
@@ -45,11 +45,11 @@ impl Receiving<'_> {
                 return Continue(());
             }
         }
-        self.await_owed()
+        self.await_pending()
     }
 
     #[cold]
-    pub(super) fn await_owed(&mut self) -> ControlFlow<isize> {
+    pub(super) fn await_pending(&mut self) -> ControlFlow<isize> {
         if self.last_look {
             return Break(fail_or(self.total, libc::EINTR));
         }
