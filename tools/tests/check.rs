@@ -208,7 +208,7 @@ fn a_connection_to_another_node_that_stays_on_tcp() {
         // It has found the program, which has not used the connection yet.
         (waiting(0x0a00_0001), between(), "mode       SMCR (after some use; now TCP 0x0a000003)", 0),
         // Nothing was heard.
-        (waiting(0), between(), "peer  on another node, from where nothing was heard about it", 1),
+        (waiting(0), between(), "peer  on another node, from where nothing was received about it", 1),
         // This node could not carry it anyway.
         (
             waiting(0x0a00_0001),

@@ -283,7 +283,7 @@ fn the_daemon_is_asked_to_stay() {
     let mut c = d.tool(&["run", "true"]);
     c.env("UNDERPASS_LIB", harmless_library());
     assert!(c.status().unwrap().success());
-    assert_eq!(d.heard().last().unwrap(), "{\"op\":\"keep\"}");
+    assert_eq!(d.received().last().unwrap(), "{\"op\":\"keep\"}");
 }
 
 #[test]

@@ -100,7 +100,7 @@ impl Cut {
         flags: i32,
         total: &mut usize,
     ) -> ControlFlow<isize> {
-        if self.heard() {
+        if self.service_daemon() {
             return Continue(()); // the messages may have brought the lane
         }
         let Some(fd) = native::descriptor(call, (c, l), *total) else {
@@ -175,7 +175,7 @@ impl Cut {
     }
 
     /// Processes the daemon's messages. Must not be called while this thread is counted as native.
-    fn heard(&mut self) -> bool {
+    fn service_daemon(&mut self) -> bool {
         let news = core::mem::take(&mut self.news) || daemon::pending();
         if news {
             daemon::pump();
@@ -216,7 +216,7 @@ impl Cut {
 impl Cut {
     /// Before a further part: waits until TCP takes something. False: the call ends with what it has sent.
     pub fn may_send(&mut self, fd: i32) -> bool {
-        self.heard();
+        self.service_daemon();
         match sys::poll1(fd, libc::POLLOUT) {
             libc::POLLOUT => true,
             // (The kernel, too, looks at the blocking mode before each of its own parts.)

@@ -29,7 +29,7 @@ const LINK_GROUPS: usize = 64;
 /// entries are marked as nested here, too.
 fn concerned(fds: &[pollfd]) -> bool {
     let mut any = false;
-    let heard = daemon::fd() >= 0;
+    let listening = daemon::fd() >= 0;
     for p in fds {
         match fdtab::get(p.fd) {
             Fd::Conn(i) => {
@@ -48,7 +48,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                 }
                 // The kernel does not know about these.
                 any |= c.has_error() || table::local(i).owes_notifications();
-                any |= heard && fds.len() <= STACK / 2 && promotion::on_call(c);
+                any |= listening && fds.len() <= STACK / 2 && promotion::on_call(c);
                 any |= waits_for_end(p) && c.flags.load(Relaxed) & flag::DISQUALIFIED == 0;
             }
             Fd::Set(s) => epoll::nest(s),

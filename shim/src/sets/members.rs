@@ -224,11 +224,11 @@ pub fn bind(s: &Set, set: u32, group: &LinkGroup) -> Option<usize> {
     let k = free?;
     let data = TAG_BELL | u64::from(want - 1);
     let (inner, bell) = (s.inner.load(Relaxed), group.bell());
-    let heard = match group.is_inherited() {
+    let added = match group.is_inherited() {
         true => Ok(()), // this process must not listen to it
         false => sys::epoll_ctl(inner, libc::EPOLL_CTL_ADD, bell, IN, data),
     };
-    if !matches!(heard, Ok(()) | Err(libc::EEXIST)) {
+    if !matches!(added, Ok(()) | Err(libc::EEXIST)) {
         return None;
     }
     s.muted.fetch_and(!(1 << k), Relaxed);

@@ -167,7 +167,7 @@ impl Guest {
                 .map_err(|e| e.to_string())
                 .and_then(|l| serde_json::from_str(&l).map_err(|e| format!("{e}: {l:?}")));
             match report {
-                Ok(r) => self.heard(r),
+                Ok(r) => self.take_report(r),
                 Err(e) => {
                     why = e;
                     break;
@@ -178,7 +178,7 @@ impl Guest {
         self.0.news.notify_all();
     }
 
-    fn heard(&self, r: Report) {
+    fn take_report(&self, r: Report) {
         let mut s = self.state();
         match r {
             Report::Hello => s.hello = true,

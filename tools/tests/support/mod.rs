@@ -27,7 +27,7 @@ impl FakeDaemon {
     }
 
     /// Every request so far.
-    pub fn heard(&self) -> Vec<String> {
+    pub fn received(&self) -> Vec<String> {
         self.seen.lock().unwrap().clone()
     }
 

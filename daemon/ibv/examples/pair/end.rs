@@ -41,9 +41,9 @@ impl Control {
     /// Both ends are here.
     pub fn meet(&mut self, what: &str) -> Result<()> {
         self.say(what)?;
-        let heard = self.hear()?;
-        if heard != what {
-            return Err(format!("out of step: {what} here, {heard} there").into());
+        let received = self.hear()?;
+        if received != what {
+            return Err(format!("out of step: {what} here, {received} there").into());
         }
         Ok(())
     }
@@ -153,8 +153,8 @@ impl Conn {
             mtu.bytes()
         );
         end.control.say(&mine)?;
-        let heard = end.control.hear()?;
-        let [qpn, rpsn, gid, lid, rmtu, addr, rkey] = heard.split(' ').collect::<Vec<_>>()[..]
+        let received = end.control.hear()?;
+        let [qpn, rpsn, gid, lid, rmtu, addr, rkey] = received.split(' ').collect::<Vec<_>>()[..]
         else {
             return Err("not an address".into());
         };

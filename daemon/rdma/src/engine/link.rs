@@ -77,7 +77,7 @@ pub(super) struct Link<P: Provider> {
     /// Receive buffers that the peer has ever posted, and messages that we have sent, modulo 2^16.
     granted: u16,
     used: u16,
-    pub heard: u64,
+    pub last_received: u64,
     /// When it became active.
     pub since: u64,
     /// When we asked whether the peer is there; set while nothing has been heard since.
@@ -190,7 +190,7 @@ impl<P: Provider> Link<P> {
             recv_told: depth,
             granted: 0,
             used: 0,
-            heard: 0,
+            last_received: 0,
             since: 0,
             asked: None,
             deadline: u64::MAX,
@@ -311,7 +311,7 @@ impl<P: Provider> Link<P> {
                 false => (num::size(n) + 1).min(self.sent.len()),
             });
         }
-        self.heard = now;
+        self.last_received = now;
         self.asked = None;
         let Ok(slot) = u16::try_from(c.wr_id & !RECV) else {
             return Outcome::Broken("a message in no buffer of ours");

@@ -346,7 +346,7 @@ impl<P: Provider> Pair<P> {
                     Some(at) if now >= at + self.config.quiet_ns => {
                         gone.push((*no, "the peer is silent"));
                     }
-                    None if now >= l.heard + self.config.quiet_ns => {
+                    None if now >= l.last_received + self.config.quiet_ns => {
                         l.asked = Some(now);
                         l.say(*no, Body::TestLink { reply: false });
                     }

@@ -72,7 +72,7 @@ pub(super) struct QpState {
     /// Steps of iWARP's handshake: it listens for the peer; the handshake is finished; the peer has sent something.
     pub listens: bool,
     pub linked: bool,
-    pub heard: bool,
+    pub received: bool,
     /// The first packet that arrived, if it stays unnoticed until another one arrives (as with `siw_accept`).
     pub overlooked: Option<Packet>,
 }
@@ -299,12 +299,12 @@ impl Inner {
         if !takes || q.iwarp && !q.linked {
             return Some(false);
         }
-        if q.iwarp && q.listens && !q.heard && q.overlooked.is_none() && self.rng.one_in(4) {
+        if q.iwarp && q.listens && !q.received && q.overlooked.is_none() && self.rng.one_in(4) {
             self.qps.get_mut(&qpn)?.overlooked = Some(packet.clone());
             return Some(true);
         }
         let q = self.qps.get_mut(&qpn)?;
-        q.heard = true;
+        q.received = true;
         if let Some(first) = q.overlooked.take() {
             self.arrive(qpn, &first, ghost);
         }

@@ -283,7 +283,7 @@ impl ProtectionDomain<Node> for Pd {
             iwarp,
             listens: false,
             linked: false,
-            heard: false,
+            received: false,
             overlooked: None,
         };
         w.qps.insert(qpn, state);
@@ -465,7 +465,7 @@ impl QueuePair for Qp {
                 w.violation(format!("a send queue of node {node} is full"));
                 return Err(fail(Error::Full));
             }
-            if q.iwarp && !(q.linked && (q.heard || !q.listens)) && q.state == QpStateName::Rts {
+            if q.iwarp && !(q.linked && (q.received || !q.listens)) && q.state == QpStateName::Rts {
                 w.violation(format!("node {node} sends before it may"));
                 return Err(fail(Error::Invalid));
             }

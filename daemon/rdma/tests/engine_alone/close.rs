@@ -105,7 +105,7 @@ fn the_reader_is_gone() {
     assert_eq!(s.shown(), RxWord::new(e(1), rx::READY | rx::REVOKED));
     // Nothing more is said of it.
     s.reader(e(1), rx::READY);
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
 }
 
 /// A lane that the peer does not know is gone at once, without a word.
@@ -131,7 +131,7 @@ fn last_words() {
     s.b.app().tx[0].state.store(down, Relaxed);
     s.b.pair.remove(s.id);
     s.b.settle();
-    assert_eq!((s.heard(), s.b.controls()), (vec![], vec![]));
+    assert_eq!((s.received(), s.b.controls()), (vec![], vec![]));
     s.b.world.set_wire(0, true);
     s.b.later(MS / 4);
     assert_eq!(s.last_snapshot().expect("a snapshot").tx_phase, tx::DOWN);
@@ -164,11 +164,11 @@ fn a_lane_that_has_failed() {
     s.b.publish();
     let wanted = Fault::App("a head beyond the ring");
     assert_eq!(s.fault(), Some(wanted));
-    let said = s.heard();
+    let said = s.received();
     assert!(matches!(said[..], [Body::Cdc(c)] if c.flags & flag::ABORT != 0));
     s.sender(e(1), tx::DOWN);
     s.reader(e(1), rx::READY);
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
     s.say(Body::Landed {
         epoch: e(1),
         head: c(9999),
@@ -176,7 +176,7 @@ fn a_lane_that_has_failed() {
     assert_eq!(s.fault(), None, "it is not listened to");
     s.b.pair.remove(s.id);
     s.b.settle();
-    assert_eq!((s.heard(), s.b.controls()), (vec![], vec![close(&s)]));
+    assert_eq!((s.received(), s.b.controls()), (vec![], vec![close(&s)]));
 }
 
 /// All bytes have landed: said when the peer's daemon says so, which it is asked for, and once. Then they are read, of which
@@ -185,7 +185,7 @@ fn a_lane_that_has_failed() {
 fn finished() {
     let mut s = up();
     s.put(RING, 0, 10);
-    s.heard();
+    s.received();
     s.b.pair.finish(s.id);
     s.b.settle();
     let said = s.last_snapshot().expect("a snapshot");
@@ -206,7 +206,7 @@ fn finished() {
     s.b.pair.finish(s.id);
     s.b.settle();
     s.b.publish();
-    assert_eq!((s.heard(), s.b.happened()), (vec![], vec![]));
+    assert_eq!((s.received(), s.b.happened()), (vec![], vec![]));
     for (cursor, happens) in [(9, vec![]), (10, vec![Event::Asked])] {
         s.says.cursor = c(cursor);
         s.snapshot();
@@ -224,7 +224,7 @@ fn an_application_that_has_ended() {
         s.says.head = c(10);
         s.snapshot();
         s.read_to(read);
-        s.heard();
+        s.received();
         s
     };
     for (read, left) in [(7, true), (10, false)] {
@@ -264,7 +264,7 @@ fn finished_on_tcp() {
     s.ask(e(1), RING, 7);
     s.answer_ring(1, 0);
     s.b.happened();
-    s.heard();
+    s.received();
     s.b.pair.finish(s.id);
     s.b.settle();
     assert_eq!(s.b.happened(), []);
@@ -286,7 +286,7 @@ fn taken_down() {
     s.put(RING, 0, 10);
     s.says.cursor = c(4);
     s.snapshot();
-    s.heard();
+    s.received();
     assert_eq!(s.b.pair.take_down(s.id, e(2)), None);
     assert_eq!(s.b.pair.take_down(s.id, e(1)), Some((e(1), c(4))));
     s.b.settle();
@@ -294,16 +294,16 @@ fn taken_down() {
     assert_eq!(s.b.pair.take_down(s.id, e(1)), None);
     s.put(RING, 10, 20);
     s.sender(e(1), tx::DOWN);
-    assert_eq!((s.heard(), s.b.pair.is_up(s.id)), (vec![], false));
+    assert_eq!((s.received(), s.b.pair.is_up(s.id)), (vec![], false));
     s.b.pair.is_down(s.id, e(2), tx::RESUMED);
     s.b.settle();
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
     s.b.pair.is_down(s.id, e(1), tx::RESUMED);
     s.b.settle();
     assert_eq!(s.last_snapshot().expect("a snapshot").tx_phase, tx::RESUMED);
     s.b.pair.is_down(s.id, e(1), tx::DOWN);
     s.b.settle();
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
 }
 
 /// The pair is given up: whoever is on a ring is asked down, who asks is refused, who might ask is not invited; a switch

@@ -21,7 +21,7 @@ fn up(config: Config) -> Side {
     s.ask(e(1), RING, 0);
     s.answer_ring(1, 0);
     s.answer_switch(e(1), 1, true);
-    s.heard();
+    s.received();
     s
 }
 
@@ -34,7 +34,7 @@ fn buffers_of_the_peer() {
     let mut said = 0;
     for n in 0..u64::from(DEPTH) {
         s.put(RING, n, n + 1);
-        said += s.heard().len();
+        said += s.received().len();
     }
     assert_eq!(said, usize::from(DEPTH) - 1);
     s.b.peer.reposts = true;
@@ -57,12 +57,12 @@ fn our_buffers() {
         1,
     ));
     let test = Body::TestLink { reply: true };
-    s.b.peer.heard(s.no);
+    s.b.peer.received(s.no);
     let mut returned = Vec::new();
     for n in 1..=16 {
         s.b.peer.say(s.no, s.no, test);
         s.b.settle();
-        for (m, _) in s.b.peer.heard(s.no) {
+        for (m, _) in s.b.peer.received(s.no) {
             assert_eq!(m.body, test);
             returned.push((n, m.credits));
         }
@@ -87,7 +87,7 @@ fn pieces() {
             ..quiet(true)
         });
         s.put(RING, 0, 10_000);
-        let heads: Vec<u64> = s.heard().iter().filter_map(head).collect();
+        let heads: Vec<u64> = s.received().iter().filter_map(head).collect();
         assert_eq!(
             (heads[0], heads.last()),
             (first, Some(&10_000)),
@@ -107,7 +107,7 @@ fn one_turn_at_a_time() {
     });
     (0..2).for_each(|_| s.b.pair.gate(s.id, false));
     s.put(RING, 0, 10_000);
-    let heads: Vec<u64> = s.heard().iter().filter_map(head).collect();
+    let heads: Vec<u64> = s.received().iter().filter_map(head).collect();
     assert_eq!(heads, [4000, 8000, 10_000]);
 }
 
@@ -122,10 +122,10 @@ fn the_window() {
     s.b.world.set_wire(0, false);
     s.put(RING, 0, 2000);
     s.put(RING, 2000, 5000);
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
     s.b.world.set_wire(0, true);
     s.b.later(MS / 4);
-    let heads: Vec<u64> = s.heard().iter().filter_map(head).collect();
+    let heads: Vec<u64> = s.received().iter().filter_map(head).collect();
     assert_eq!(heads, [2000, 4000, 5000]);
     let now = s.b.pair.stats(s.b.rails[0]);
     assert_eq!(
@@ -143,10 +143,10 @@ fn turns() {
         ..quiet(true)
     });
     let other = s.b.lane(1);
-    s.b.peer.heard(s.no);
+    s.b.peer.received(s.no);
     assert_ne!(other, s.id);
     s.put(RING, 0, 8000);
-    let heads: Vec<u64> = s.heard().iter().filter_map(head).collect();
+    let heads: Vec<u64> = s.received().iter().filter_map(head).collect();
     assert_eq!(heads, [1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000]);
 }
 
@@ -180,7 +180,7 @@ fn two_writes() {
     s.put(RING, 0, 16_000);
     s.says.cursor = c(16_000);
     s.snapshot();
-    s.heard();
+    s.received();
     let before = s.b.pair.stats(s.b.rails[0]).writes;
     s.put(RING, 16_000, 17_000);
     assert_eq!(s.last_snapshot().expect("a snapshot").head, c(17_000));
@@ -196,12 +196,12 @@ fn another_ring() {
     s.put(RING, 0, 100);
     s.says.cursor = c(100);
     s.snapshot();
-    s.heard();
+    s.received();
     let next = loc(8, 12);
     s.ring(2, next, 100);
     s.put(next, 100, 400);
     let (moves, log2, from) = (2, 12, c(100));
-    assert_eq!(s.heard(), [Body::Ring { moves, log2, from }]);
+    assert_eq!(s.received(), [Body::Ring { moves, log2, from }]);
     s.answer_ring(2, 65_536);
     let said = s.last_snapshot().expect("a snapshot");
     assert_eq!((said.head, said.moves), (c(400), 2));

@@ -25,7 +25,7 @@ fn again(start: u64) -> Side {
     s.sender(e(1), tx::RESUMED);
     s.peer_ready(e(2));
     s.b.happened();
-    s.heard();
+    s.received();
     s.b.app().heads[0].store(c(start), Relaxed);
     s.b.app().tx[0].up_start.store(c(start), Relaxed);
     s.sender(e(2), tx::UP);
@@ -36,7 +36,7 @@ fn again(start: u64) -> Side {
 #[test]
 fn sent_again() {
     let mut s = again(300);
-    let said = s.heard();
+    let said = s.received();
     assert!(
         matches!(said[..], [Body::Switch { start, attempt: 2, .. }] if start == c(300)),
         "{said:?}"
@@ -72,7 +72,7 @@ fn after_a_takeover() {
     s.peer_ready(e(2));
     s.ask(e(2), RING, 0);
     s.answer_switch(e(2), 2, true);
-    s.heard();
+    s.received();
     s.sender(e(2), tx::DOWNING);
     let said = s.last_snapshot().expect("a snapshot");
     assert_eq!((said.tx_epoch, said.tx_phase), (e(2), tx::DOWNING));
@@ -122,7 +122,7 @@ fn received_again() {
     s.b.app().cursors[0].store(c(9999), Relaxed);
     s.b.publish();
     assert_eq!(s.fault(), None);
-    s.heard();
+    s.received();
     s.b.app().cursors[0].store(c(100), Relaxed);
     s.say(switch(2, 300));
     s.say(switch(2, 300));
@@ -222,9 +222,9 @@ fn bytes_around_the_end() {
     s.ask(e(1), RING, 4090);
     s.answer_ring(1, 0);
     s.answer_switch(e(1), 1, true);
-    s.heard();
+    s.received();
     s.put(RING, 4090, 4100);
-    let said = s.b.peer.heard(s.no);
+    let said = s.b.peer.received(s.no);
     let all: Vec<u8> = (4090..4100).map(|i| i as u8).collect();
     assert_eq!(said.last().map(|m| &m.1), Some(&all));
 }
@@ -238,12 +238,12 @@ fn two_moves_at_once() {
         s.put(RING, 0, 100);
         s.says.cursor = c(100);
         s.snapshot();
-        s.heard();
+        s.received();
         s.ring(2, loc(8, 12), 100);
         s.ring(3, loc(16, 13), from);
         s.put(loc(16, 13), from, 200);
         let first = if from == 100 { 13 } else { 12 };
-        let said = s.heard();
+        let said = s.received();
         let (moves, log2) = (2, first);
         assert_eq!(
             said,
@@ -257,7 +257,7 @@ fn two_moves_at_once() {
         if from == 150 {
             let (moves, log2, from) = (3, 13, c(150));
             let ring = Body::Ring { moves, log2, from };
-            assert!(s.heard().contains(&ring));
+            assert!(s.received().contains(&ring));
             s.answer_ring(3, 131_072);
         }
         assert_eq!(s.last_snapshot().expect("a snapshot").head, c(200));
@@ -273,7 +273,7 @@ fn bytes_around_a_move() {
     s.put(RING, 0, 1000);
     s.says.cursor = c(1000);
     s.snapshot();
-    s.heard();
+    s.received();
     for i in 1000..1050 {
         assert!(s.b.clients[0].chunk.write(i, &[i as u8]));
     }
@@ -288,7 +288,7 @@ fn bytes_around_a_move() {
     let all: Vec<u8> = (1000..1100).map(|i| i as u8).collect();
     let heads: Vec<Cursor> =
         s.b.peer
-            .heard(s.no)
+            .received(s.no)
             .iter()
             .filter_map(|(m, data)| match m.body {
                 Body::Cdc(c) => {
@@ -312,7 +312,7 @@ fn no_place_for_another_ring() {
     s.snapshot();
     s.ring(2, loc(8, 12), 100);
     s.put(loc(8, 12), 100, 400);
-    s.heard();
+    s.received();
     s.b.happened();
     let (moves, place) = (2, None);
     s.say(Body::RingReply { moves, place });
@@ -320,10 +320,10 @@ fn no_place_for_another_ring() {
         s.shown(),
         RxWord::new(e(1), rx::READY | rx::ACCEPTED | rx::WANT_DOWN)
     );
-    assert_eq!((s.b.happened(), s.heard()), (vec![Event::Asked], vec![]));
+    assert_eq!((s.b.happened(), s.received()), (vec![Event::Asked], vec![]));
     s.b.later(20_000_000);
     let (log2, from) = (12, c(100));
-    assert_eq!(s.heard(), [Body::Ring { moves, log2, from }]);
+    assert_eq!(s.received(), [Body::Ring { moves, log2, from }]);
 }
 
 /// More than half of the ring is unread: the peer is asked to tell its reader's cursor.
@@ -347,7 +347,7 @@ fn places() {
         s.ask(e(1), RING, 0);
         s.answer_ring(1, offset);
         s.answer_switch(e(1), 1, true);
-        s.heard();
+        s.received();
         s.put(RING, 0, 1000);
         assert_eq!(s.last_snapshot().is_some(), inside);
     }

@@ -37,9 +37,9 @@ fn bytes() {
     s.snapshot_with(b"abc");
     assert_eq!((head(&s), received(&s, 0, 3)), (c(3), b"abc".to_vec()));
     s.read_to(2);
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
     s.read_to(3);
-    assert!(matches!(s.heard()[..], [Body::Cdc(said)] if said.cursor == c(3)));
+    assert!(matches!(s.received()[..], [Body::Cdc(said)] if said.cursor == c(3)));
     assert_eq!(s.fault(), None);
 }
 
@@ -51,15 +51,15 @@ fn space() {
     s.snapshot();
     assert!(!s.b.proxy().tx[0].want_space.load(Relaxed).waits());
     s.read_to(1023);
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
     s.read_to(1024);
     assert_eq!(s.last_snapshot().expect("a snapshot").cursor, c(1024));
     s.read_to(1025);
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
     s.says.flags = flag::WANT_SPACE;
     s.snapshot();
     assert!(s.b.proxy().tx[0].want_space.load(Relaxed).waits());
-    s.heard();
+    s.received();
     s.read_to(1026);
     assert_eq!(s.last_snapshot().expect("a snapshot").cursor, c(1026));
     s.says.flags = 0;
@@ -187,9 +187,9 @@ fn switches() {
         s.reader(e(epoch), flags);
         let (moves, log2, from) = (1, 12, c(0));
         s.say(Body::Ring { moves, log2, from });
-        s.heard();
+        s.received();
         s.say(switch(1, 1, 5));
-        assert_eq!(s.heard(), [reply(1, 1, ok)]);
+        assert_eq!(s.received(), [reply(1, 1, ok)]);
         let words = &s.b.proxy().tx[0];
         assert_eq!(words.state.load(Relaxed).phase() == tx::UP, ok);
         if ok {
@@ -198,9 +198,9 @@ fn switches() {
         }
         // Asked again: the first answer may be lost. What came late is not answered.
         s.say(switch(1, 1, 5));
-        assert_eq!(s.heard(), [reply(1, 1, ok)]);
+        assert_eq!(s.received(), [reply(1, 1, ok)]);
         s.say(switch(1, 0, 5));
-        assert_eq!(s.heard(), []);
+        assert_eq!(s.received(), []);
         assert_eq!(s.fault(), None);
         s.say(switch(1, 2, 5));
         match ok {
@@ -208,7 +208,7 @@ fn switches() {
                 let wanted = Fault::Peer("a switch that was made already");
                 assert_eq!(s.fault(), Some(wanted));
             }
-            false => assert_eq!(s.heard(), [reply(1, 2, false)]),
+            false => assert_eq!(s.received(), [reply(1, 2, false)]),
         }
     }
 }
@@ -260,9 +260,9 @@ fn switches_are_refused() {
     let (moves, log2, from) = (1, 12, c(0));
     s.say(Body::Ring { moves, log2, from });
     s.b.pair.refuse_switches(s.id);
-    s.heard();
+    s.received();
     s.say(switch(1, 1, 0));
-    assert_eq!(s.heard(), [reply(1, 1, false)]);
+    assert_eq!(s.received(), [reply(1, 1, false)]);
 }
 
 /// A sender's move to another ring: the place is told, also twice; and it is shown where to read on.
@@ -273,17 +273,17 @@ fn another_ring() {
     assert_eq!(rings.len(), 1);
     s.says.head = c(100);
     s.snapshot();
-    s.heard();
+    s.received();
     let next = Body::Ring {
         moves: 2,
         log2: 13,
         from: c(100),
     };
     s.say(next);
-    let said = s.heard();
+    let said = s.received();
     assert!(matches!(said[..], [Body::RingReply { moves: 2, place: Some(p) }] if p.offset == 4096));
     s.say(next);
-    assert_eq!((s.heard(), s.b.host.placed.len()), (said, 2));
+    assert_eq!((s.received(), s.b.host.placed.len()), (said, 2));
     let words = &s.b.proxy().tx[0];
     let seq = words.loc_seq.load(Relaxed);
     let i = lane::abi::loc_index(seq);
@@ -297,7 +297,7 @@ fn another_ring() {
     assert_eq!((head(&s), received(&s, at, 3)), (c(103), b"abc".to_vec()));
     assert_eq!(s.b.host.freed, []);
     s.read_to(103);
-    s.heard();
+    s.received();
     s.say(Body::Ring {
         moves: 3,
         log2: 12,
@@ -377,12 +377,12 @@ fn no_place() {
         let (moves, log2, from) = (1, 12, c(0));
         s.say(Body::Ring { moves, log2, from });
         let none = Body::RingReply { moves, place: None };
-        assert_eq!(s.heard(), [none]);
+        assert_eq!(s.received(), [none]);
         let freed: Vec<Loc> = at.into_iter().collect();
         assert_eq!(s.b.host.freed, freed);
         // Asked again, there is.
         s.say(Body::Ring { moves, log2, from });
-        let said = s.heard();
+        let said = s.received();
         assert!(matches!(said[..], [Body::RingReply { place: Some(_), .. }]));
     }
 }
@@ -426,7 +426,7 @@ fn words_of_the_reader() {
     let said = s.last_snapshot().expect("a snapshot");
     assert_eq!(said.rx_flags, RxFlags::from_raw(0b10_1111));
     s.reader(e(1), RxFlags::from_raw(0xff));
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
 }
 
 /// Whoever wants to know when bytes can be seen is told then.
@@ -437,7 +437,7 @@ fn landed() {
     s.says.head = c(3);
     s.snapshot_with(b"abc");
     let (epoch, head) = (e(1), c(3));
-    assert_eq!(s.heard(), [Body::Landed { epoch, head }]);
+    assert_eq!(s.received(), [Body::Landed { epoch, head }]);
 }
 
 /// Bytes that would lie before the ring's first one.

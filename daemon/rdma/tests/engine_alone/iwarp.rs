@@ -47,7 +47,7 @@ fn up(config: Config) -> Side {
     s.ask(e(1), RING, 0);
     s.answer_ring(1, 0);
     s.answer_switch(e(1), 1, true);
-    s.b.peer.heard(s.no);
+    s.b.peer.received(s.no);
     s
 }
 
@@ -91,7 +91,7 @@ fn the_window() {
 fn asked_after_a_while() {
     let mut s = up(quiet(true));
     s.put(RING, 0, 10);
-    s.b.peer.heard(s.no);
+    s.b.peer.received(s.no);
     for _ in 0..3 {
         s.b.later(MS);
     }

@@ -15,8 +15,8 @@ const LEFT: Body = Body::DeleteRkey { reply: true };
 fn two_links() -> (Bench, [u32; 2]) {
     let mut b = Bench::new(quiet(true), 2);
     let links = [b.link(), b.link()];
-    b.peer.heard(links[0]);
-    b.peer.heard(links[1]);
+    b.peer.received(links[0]);
+    b.peer.received(links[1]);
     b.happened();
     (b, links)
 }
@@ -68,7 +68,7 @@ fn a_region_leaves_under_way() {
     assert_eq!(said.len(), 2);
     // Without the key nothing is written there any more.
     s.put(loc(0, 12), 1000, 2000);
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
 }
 
 /// The writes are in flight on another link than the one over which the answer goes.
@@ -104,7 +104,7 @@ fn not_asked_at_every_turn() {
     };
     let mut b = Bench::new(config, 1);
     let no = b.link();
-    b.peer.heard(no);
+    b.peer.received(no);
     b.pair.remove_client(b.clients[0].id);
     b.later(30 * MS);
     assert_eq!(b.peer.bodies(no), [(OWN, LEAVES)]);
@@ -125,7 +125,7 @@ fn a_client_leaves() {
     let no = b.link();
     let lane = b.lane(0);
     let client = b.clients[0].id;
-    b.peer.heard(no);
+    b.peer.received(no);
     b.happened();
     b.pair.remove_client(client);
     b.later(30 * MS);
@@ -198,7 +198,7 @@ fn memory_for_nobody() {
 fn no_registration() {
     let mut b = Bench::new(quiet(true), 1);
     let no = b.link();
-    b.peer.heard(no);
+    b.peer.received(no);
     let client = b.clients[0].id;
     let faults = |no_memory_in| Faults {
         no_memory_in,

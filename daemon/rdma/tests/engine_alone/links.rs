@@ -177,7 +177,7 @@ fn not_confirmed_in_time() {
 fn silence() {
     let mut b = Bench::new(config(true), 1);
     let no = b.link();
-    b.peer.heard(no);
+    b.peer.received(no);
     b.happened();
     let asks = [(no, Body::TestLink { reply: false })];
     b.later(49 * MS);
@@ -204,7 +204,7 @@ fn silence() {
 fn asked() {
     let mut b = Bench::new(config(true), 1);
     let no = b.link();
-    b.peer.heard(no);
+    b.peer.received(no);
     b.peer.say(no, no, Body::TestLink { reply: false });
     b.settle();
     assert_eq!(b.peer.bodies(no), [(no, Body::TestLink { reply: true })]);
@@ -219,7 +219,7 @@ fn asked() {
 fn a_port_goes_down() {
     let mut b = Bench::new(config(true), 2);
     let [one, two] = [b.link(), b.link()];
-    b.peer.heard(two);
+    b.peer.received(two);
     b.controls();
     b.happened();
     b.pair.set_rail(b.rails[0], false);
@@ -241,7 +241,7 @@ fn a_port_goes_down() {
 fn the_peer_gives_a_link_up() {
     let mut b = Bench::new(config(true), 2);
     let [one, two] = [b.link(), b.link()];
-    b.peer.heard(two);
+    b.peer.received(two);
     b.controls();
     b.happened();
     b.peer.say(two, one, Body::DeleteLink { reply: false });

@@ -11,7 +11,7 @@ fn two() -> (Side, [LinkId; 2]) {
     let mut s = Side::new(Bench::new(config(true), 2));
     let links = [s.no, s.b.link()];
     s.tell_key(links[1]);
-    links.iter().for_each(|no| drop(s.b.peer.heard(*no)));
+    links.iter().for_each(|no| drop(s.b.peer.received(*no)));
     (s, links)
 }
 
@@ -27,13 +27,13 @@ fn a_link_dies() {
         epoch: e(1),
         head: c(10),
     });
-    s.heard();
+    s.received();
     s.b.world.set_wire(0, false);
     s.put(RING, 10, 500);
     s.b.pair.set_rail(s.b.rails[0], false);
     s.b.settle();
     s.no = other;
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
     s.b.peer.destroy(one);
     s.b.says(Control::QpDeadAck { link: one });
     let said = s.last_snapshot().expect("a snapshot");
@@ -213,7 +213,7 @@ fn a_key_that_never_comes() {
     s.b.later(30 * MS);
     s.b.peer.say(s.no, s.no, Body::TestLink { reply: true });
     s.b.settle();
-    assert_eq!((s.shown(), s.heard()), (word, vec![]));
+    assert_eq!((s.shown(), s.received()), (word, vec![]));
     s.b.happened();
     s.b.later(30 * MS);
     assert_eq!(
@@ -224,7 +224,7 @@ fn a_key_that_never_comes() {
     // Few bytes need no key.
     s.put(RING, 1000, 1000);
     s.b.later(MS);
-    assert_eq!((s.b.happened(), s.heard()), (vec![], vec![]));
+    assert_eq!((s.b.happened(), s.received()), (vec![], vec![]));
 }
 
 /// Bytes that fit behind a message need no key.
@@ -239,7 +239,7 @@ fn few_bytes_need_no_key() {
     s.put(RING, 0, 212);
     assert_eq!(s.last_snapshot().expect("a snapshot").head, c(212));
     s.put(RING, 212, 212 + 213);
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
 }
 
 /// The last link breaks: who is on a ring is asked to come down. It is not when one of two breaks.
@@ -398,7 +398,7 @@ fn asked_about() {
     }
     // What was said not to stand is refused when it comes.
     s.reader(e(2), rx::READY);
-    s.heard();
+    s.received();
     let (epoch, attempt, ok) = (e(2), 1, false);
     s.say(Body::Switch {
         epoch,
@@ -406,6 +406,6 @@ fn asked_about() {
         tcp_pos: lane::abi::TcpPos::new(0),
         start: c(0),
     });
-    assert_eq!(s.heard(), [Body::SwitchReply { epoch, attempt, ok }]);
+    assert_eq!(s.received(), [Body::SwitchReply { epoch, attempt, ok }]);
     assert_eq!(s.shown_sender().phase(), tx::UP);
 }

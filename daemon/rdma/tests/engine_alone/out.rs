@@ -48,7 +48,7 @@ fn nobody_is_ready() {
         assert_eq!(s.shown(), RxWord::new(e(1), flags));
         s.ask(e(1), RING, 0);
         assert_eq!(s.shown(), RxWord::new(e(1), REFUSED));
-        assert_eq!(s.heard(), []);
+        assert_eq!(s.received(), []);
         // Once the application has seen it, the reader's own word is shown again.
         s.sender(e(0), tx::NONE);
         assert_eq!(s.shown(), RxWord::new(e(1), flags));
@@ -63,9 +63,9 @@ fn a_switch() {
     assert_eq!(s.shown(), RxWord::new(e(1), rx::READY));
     s.ask(e(1), RING, 0);
     let (moves, log2, from) = (1, 12, c(0));
-    assert_eq!(s.heard(), [Body::Ring { moves, log2, from }]);
+    assert_eq!(s.received(), [Body::Ring { moves, log2, from }]);
     s.answer_ring(1, 0);
-    let said = s.heard();
+    let said = s.received();
     assert!(
         matches!(said[..], [Body::Switch { epoch, attempt: 1, tcp_pos, start }]
         if epoch == e(1) && tcp_pos.get() == 5 && start == c(0))
@@ -79,7 +79,7 @@ fn a_switch() {
     assert!(!s.b.pair.is_up(s.id));
     s.sender(e(0), tx::NONE);
     s.ask(e(1), RING, 0);
-    let said = s.heard();
+    let said = s.received();
     assert!(
         matches!(said[..], [Body::Switch { attempt: 2, .. }]),
         "{said:?}"
@@ -95,7 +95,7 @@ fn no_place() {
     let mut s = Side::new(Bench::new(config(true), 1));
     s.peer_ready(e(1));
     s.ask(e(1), RING, 0);
-    s.heard();
+    s.received();
     s.say(Body::RingReply {
         moves: 1,
         place: None,
@@ -104,13 +104,16 @@ fn no_place() {
     s.sender(e(0), tx::NONE);
     assert_eq!(s.shown(), RxWord::new(e(1), rx::READY | rx::WANT_DOWN));
     s.ask(e(1), RING, 0);
-    assert_eq!((s.shown(), s.heard()), (RxWord::new(e(1), REFUSED), vec![]));
+    assert_eq!(
+        (s.shown(), s.received()),
+        (RxWord::new(e(1), REFUSED), vec![])
+    );
     s.sender(e(0), tx::NONE);
     s.b.later(1_000_000);
     s.b.publish();
     assert_eq!(s.shown(), RxWord::new(e(1), rx::READY));
     s.ask(e(1), RING, 0);
-    let said = s.heard();
+    let said = s.received();
     assert!(
         matches!(said[..], [Body::Ring { moves: 1, .. }]),
         "{said:?}"
@@ -303,7 +306,7 @@ fn ways_down() {
     assert_eq!(s.last_snapshot().expect("a snapshot").tx_phase, tx::DOWN);
     s.sender(e(1), tx::DOWNING);
     s.put(RING, 0, 100);
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
     assert_eq!(s.fault(), None);
 }
 
@@ -321,7 +324,7 @@ fn broken() {
     // Phases beyond that are nonsense, and so are earlier ones.
     for phase in [tx::ENDED, tx::RESUMED, lane::abi::TxPhase::from_raw(9)] {
         s.sender(e(1), phase);
-        assert_eq!(s.heard(), []);
+        assert_eq!(s.received(), []);
     }
 }
 

@@ -31,7 +31,7 @@ struct Link {
     idle: Vec<u16>,
     sent: u64,
     linked: bool,
-    heard: VecDeque<(Message, Vec<u8>)>,
+    received: VecDeque<(Message, Vec<u8>)>,
 }
 
 pub struct Peer {
@@ -121,7 +121,7 @@ impl Peer {
             idle: Vec::new(),
             sent: 0,
             linked: false,
-            heard: VecDeque::new(),
+            received: VecDeque::new(),
         };
         (0..DEPTH).for_each(|slot| link.post(slot));
         self.links.insert(no, link);
@@ -223,14 +223,14 @@ impl Peer {
     }
 
     /// All messages that came over a link since the last call.
-    pub fn heard(&mut self, no: LinkId) -> Vec<(Message, Vec<u8>)> {
+    pub fn received(&mut self, no: LinkId) -> Vec<(Message, Vec<u8>)> {
         let link = self.links.get_mut(&no).expect("a link");
-        link.heard.drain(..).collect()
+        link.received.drain(..).collect()
     }
 
     /// The same without sequence numbers, credits and data.
     pub fn bodies(&mut self, no: LinkId) -> Vec<(u32, Body)> {
-        let all = self.heard(no);
+        let all = self.received(no);
         all.into_iter().map(|(m, _)| (m.token, m.body)).collect()
     }
 }
@@ -250,7 +250,7 @@ impl Link {
         let mut b = vec![0; c.bytes as usize];
         assert!(self.buffers.read(c.wr_id as usize * SLOT, &mut b));
         let (m, data) = Message::decode(&b).expect("a message");
-        self.heard.push_back((m, data.to_vec()));
+        self.received.push_back((m, data.to_vec()));
         match repost {
             true => self.post(c.wr_id as u16),
             false => self.idle.push(c.wr_id as u16),

@@ -176,7 +176,7 @@ fn no_last_words() {
     let (token, from) = (s.id, TOKEN);
     s.b.says(Control::Close { token, from });
     s.b.controls();
-    s.heard();
+    s.received();
     let down = TxWord::new(e(1), tx::DOWN);
     s.b.app().tx[0].state.store(down, Relaxed);
     s.b.pair.remove(s.id);
@@ -185,7 +185,7 @@ fn no_last_words() {
         token: TOKEN,
         from: s.id,
     };
-    assert_eq!((s.heard(), s.b.controls()), (vec![], vec![close]));
+    assert_eq!((s.received(), s.b.controls()), (vec![], vec![close]));
 }
 
 /// A lane whose link died with requests in flight can be removed.
@@ -237,7 +237,7 @@ fn what_is_sent_again() {
     let mut s = Side::new(Bench::new(quiet(true), 2));
     let other = s.b.link();
     s.tell_key(other);
-    s.b.peer.heard(other);
+    s.b.peer.received(other);
     s.up();
     s.put(RING, 0, 1000);
     s.put(RING, 1000, 1050);
@@ -245,7 +245,7 @@ fn what_is_sent_again() {
     let link = s.no;
     s.b.peer.destroy(link);
     s.b.says(Control::QpDeadAck { link });
-    let all = s.b.peer.heard(other);
+    let all = s.b.peer.received(other);
     let (m, data) = all.last().expect("a message");
     let again: Vec<u8> = (1000..1050).map(|i| i as u8).collect();
     assert_eq!(data, &again);
@@ -262,7 +262,7 @@ fn the_other_lane() {
     let other = s.b.link();
     s.b.settle();
     assert_eq!(s.b.pair.links()[1].lanes, 1);
-    s.heard();
+    s.received();
     let stays = s.no;
     let id = s.id;
     let moved = if s.b.pair.link_of(id) == Some(stays) {
@@ -275,7 +275,7 @@ fn the_other_lane() {
     s.b.pair.set_rail(s.b.rails[rail], false);
     s.b.peer.destroy(moved);
     s.b.says(Control::QpDeadAck { link: moved });
-    s.heard();
+    s.received();
     s.reader(e(1), rx::READY);
     assert_eq!(s.last_snapshot().expect("a snapshot").flags, 0);
 }
@@ -293,7 +293,7 @@ fn without_the_channel() {
     let [one, two] = [b.link(), b.link()];
     let rails = b.happened().into_iter().filter(|e| *e == Event::RailBack);
     assert_eq!(rails.count(), 1);
-    b.peer.heard(two);
+    b.peer.received(two);
     b.controls();
     b.pair.set_control(false);
     b.pair.set_rail(b.rails[0], false);
@@ -391,7 +391,7 @@ fn a_key_comes() {
         .say(s.no, REGION, Body::DeleteRkey { reply: false });
     s.b.settle();
     s.put(RING, 0, 1000);
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
     s.tell_key(s.no);
     assert_eq!(s.last_snapshot().expect("a snapshot").head, c(1000));
 }
@@ -418,7 +418,7 @@ fn asked_once() {
 fn a_slot_that_was_used() {
     let mut b = Bench::new(quiet(true), 1);
     let no = b.link();
-    b.peer.heard(no);
+    b.peer.received(no);
     let old = RxWord::new(e(1), rx::READY);
     b.proxy().rx[0].word.store(old, Relaxed);
     b.app().rx[0].word.store(old, Relaxed);
@@ -444,10 +444,10 @@ fn landed_once() {
     s.says.flags = flag::WANT_LANDED;
     s.says.head = c(3);
     s.snapshot_with(b"abc");
-    assert_eq!(s.heard().len(), 1);
+    assert_eq!(s.received().len(), 1);
     s.says.flags = 0;
     s.snapshot();
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
 }
 
 /// Questions for which there is no room to answer: the peer lies.

@@ -64,7 +64,7 @@ impl Side {
         };
         s.tell_key(s.no);
         s.id = s.b.lane(0);
-        s.heard();
+        s.received();
         s
     }
 
@@ -104,7 +104,7 @@ impl Side {
     }
 
     /// What the pair has said about the lane.
-    pub fn heard(&mut self) -> Vec<Body> {
+    pub fn received(&mut self) -> Vec<Body> {
         let all = self.b.peer.bodies(self.no);
         let of_lane = all.into_iter().filter(|(token, _)| *token == TOKEN);
         of_lane.map(|(_, body)| body).collect()
@@ -116,7 +116,7 @@ impl Side {
             Body::Cdc(c) => Some(*c),
             _ => None,
         };
-        self.heard().iter().rev().find_map(last)
+        self.received().iter().rev().find_map(last)
     }
 
     /// What the application is shown of the peer's reader, and of its sender.
@@ -181,7 +181,7 @@ impl Side {
         self.ask(e(1), loc(0, 12), 0);
         self.answer_ring(1, 0);
         self.answer_switch(e(1), 1, true);
-        self.heard();
+        self.received();
     }
 
     pub fn answer_ring(&mut self, moves: u32, offset: u64) {
@@ -211,7 +211,7 @@ impl Side {
         });
         (self.says.tx_epoch, self.says.tx_phase) = (e(1), tx::UP);
         self.says.moves = 1;
-        self.heard();
+        self.received();
     }
 
     /// The application's reader has consumed everything up to here.

@@ -65,7 +65,7 @@ fn connected_once() {
 
 /// Nothing that the peer says is heard before it has told how it names the lane.
 #[test]
-fn heard_too_early() {
+fn received_too_early() {
     let mut s = Side::new(Bench::new(quiet(true), 1));
     let id = s.b.pair.open(s.b.clients[0].id, 3).expect("a lane");
     s.b.settle();
@@ -112,7 +112,7 @@ fn our_numbers() {
     let mut last = None;
     for n in 1..5 {
         s.reader(e(n), rx::READY);
-        let all = s.b.peer.heard(s.no);
+        let all = s.b.peer.received(s.no);
         assert_eq!(all.len(), 1);
         let seq = all[0].0.seq;
         assert!(last.is_none_or(|l| seq == l + 1));
@@ -130,14 +130,14 @@ fn answers_are_said_again() {
     s.says.head = c(3);
     s.says.flags = flag::WANT_LANDED;
     s.snapshot_with(b"abc");
-    s.b.peer.heard(other);
+    s.b.peer.received(other);
     let link = s.no;
     s.b.pair.set_rail(s.b.rails[0], false);
     s.b.peer.destroy(link);
     s.b.says(Control::QpDeadAck { link });
     s.no = other;
     let (epoch, head) = (e(1), c(3));
-    let said = s.heard();
+    let said = s.received();
     let (attempt, ok) = (1, true);
     assert!(
         said.contains(&Body::SwitchReply { epoch, attempt, ok }),
@@ -164,19 +164,19 @@ fn questions_are_asked_again() {
         let mut s = Side::new(Bench::new(quiet(true), 2));
         let other = s.b.link();
         s.tell_key(other);
-        s.b.peer.heard(other);
+        s.b.peer.received(other);
         s.peer_ready(e(1));
         s.ask(e(1), RING, 0);
         if placed {
             s.answer_ring(1, 0);
         }
         let link = s.no;
-        s.heard();
+        s.received();
         s.b.pair.set_rail(s.b.rails[0], false);
         s.b.peer.destroy(link);
         s.b.says(Control::QpDeadAck { link });
         s.no = other;
-        let said = s.heard();
+        let said = s.received();
         let asks = |b: &&Body| match placed {
             true => matches!(b, Body::Switch { attempt: 1, .. }),
             false => matches!(b, Body::Ring { moves: 1, .. }),
@@ -224,7 +224,7 @@ fn nothing_after_the_end() {
     s.incoming();
     s.b.pair.remove(s.id);
     s.b.settle();
-    s.heard();
+    s.received();
     s.says.head = c(9999);
     s.snapshot();
     let attempt = 2;
@@ -234,6 +234,6 @@ fn nothing_after_the_end() {
         tcp_pos: TcpPos::new(0),
         start: c(0),
     });
-    assert_eq!((s.fault(), s.heard()), (None, vec![]));
+    assert_eq!((s.fault(), s.received()), (None, vec![]));
     assert_eq!(s.shown_sender().phase(), tx::UP);
 }

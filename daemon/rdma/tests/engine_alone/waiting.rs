@@ -64,7 +64,7 @@ fn notified_of_requests() {
     s.b.world.set_wire(0, true);
     s.b.later(MS / 4);
     assert_eq!(
-        s.heard().last(),
+        s.received().last(),
         Some(&Body::Ring {
             moves: 2,
             log2: 12,
@@ -223,16 +223,16 @@ fn a_reader_at_work() {
     s.incoming();
     s.says.head = c(100);
     s.snapshot();
-    s.heard();
+    s.received();
     s.b.app().cursors[0].store(c(60), Relaxed);
     s.snapshot();
     s.b.app().cursors[0].store(c(100), Relaxed);
     s.b.settle();
-    assert_eq!(s.heard(), [], "it does not look without reason");
+    assert_eq!(s.received(), [], "it does not look without reason");
     s.b.publish();
     assert_eq!(s.last_snapshot().expect("a snapshot").cursor, c(100));
     s.b.publish();
-    assert_eq!(s.heard(), []);
+    assert_eq!(s.received(), []);
 }
 
 /// What was sent a while ago does not make completions notify, unless a device tells nothing by them.
@@ -248,6 +248,6 @@ fn requests_in_flight() {
     arm(&mut s);
     s.b.world.set_wire(0, true);
     s.b.later(MS / 4);
-    assert_eq!(s.heard().len(), 1);
+    assert_eq!(s.received().len(), 1);
     assert_eq!(s.b.world.notified(0), []);
 }

@@ -66,7 +66,7 @@ struct Greeting {
     lookups: usize,
 }
 
-enum Heard {
+enum Received {
     Hello(Greeting),
     Close(CloseReason, String),
     /// Another message, or a malformed one.
@@ -90,7 +90,7 @@ pub(crate) fn hello(ctx: &Context) -> Msg {
 async fn listen<S: AsyncReadExt + Unpin>(
     s: &mut S,
     f: &mut Frames,
-) -> Result<Heard, std::io::Error> {
+) -> Result<Received, std::io::Error> {
     loop {
         match f.take() {
             Ok(Some(Msg::Hello {
@@ -106,9 +106,9 @@ async fn listen<S: AsyncReadExt + Unpin>(
                     let text = format!(
                         "no common version: it speaks {min_version} to {version}, we {MIN_VERSION} to {VERSION}"
                     );
-                    return Ok(Heard::Version(node, text));
+                    return Ok(Received::Version(node, text));
                 }
-                return Ok(Heard::Hello(Greeting {
+                return Ok(Received::Hello(Greeting {
                     node,
                     version: common,
                     incarnation,
@@ -120,9 +120,9 @@ async fn listen<S: AsyncReadExt + Unpin>(
                     lookups: lookups as usize,
                 }));
             }
-            Ok(Some(Msg::Close { code, text })) => return Ok(Heard::Close(code, text)),
-            Ok(Some(_)) => return Ok(Heard::Wrong("its first message is no hello".into())),
-            Err(e) => return Ok(Heard::Wrong(format!("it sent {e}"))),
+            Ok(Some(Msg::Close { code, text })) => return Ok(Received::Close(code, text)),
+            Ok(Some(_)) => return Ok(Received::Wrong("its first message is no hello".into())),
+            Err(e) => return Ok(Received::Wrong(format!("it sent {e}"))),
             Ok(None) => {}
         }
         if s.read_buf(f.room()).await? == 0 {
@@ -194,8 +194,8 @@ pub(crate) async fn dial(ctx: &Context, peer: &Peer) -> Result<Ready, Failure> {
     say(&mut stream, &hello(ctx)).await.map_err(io)?;
     let mut frames = Frames::default();
     let greeting = match listen(&mut stream, &mut frames).await.map_err(io)? {
-        Heard::Hello(g) => g,
-        Heard::Close(code, text) => {
+        Received::Hello(g) => g,
+        Received::Close(code, text) => {
             return Err(Failure {
                 duplicate: code == CloseReason::Duplicate,
                 reason: match code {
@@ -205,14 +205,14 @@ pub(crate) async fn dial(ctx: &Context, peer: &Peer) -> Result<Ready, Failure> {
                 ..fail(format!("the peer says: {}", clean(&text)))
             })
         }
-        Heard::Version(_, text) => {
+        Received::Version(_, text) => {
             part(&mut stream, CloseReason::Version, &text).await;
             return Err(Failure {
                 reason: Reason::VersionMismatch,
                 ..fail(text)
             });
         }
-        Heard::Wrong(text) => {
+        Received::Wrong(text) => {
             part(&mut stream, CloseReason::Malformed, &text).await;
             return Err(fail(text));
         }
@@ -270,16 +270,16 @@ pub(crate) async fn accept(
     let mut frames = Frames::default();
     let io = |e: std::io::Error| fail(tls::explain(&e));
     let greeting = match listen(&mut stream, &mut frames).await.map_err(io)? {
-        Heard::Hello(g) => g,
-        Heard::Close(_, text) => return Err(fail(format!("the peer says: {}", clean(&text)))),
-        Heard::Version(node, text) => {
+        Received::Hello(g) => g,
+        Received::Close(_, text) => return Err(fail(format!("the peer says: {}", clean(&text)))),
+        Received::Version(node, text) => {
             part(&mut stream, CloseReason::Version, &text).await;
             return Err(Failure {
                 reason: Reason::VersionMismatch,
                 ..Failure::new(peers.get(&*node), text)
             });
         }
-        Heard::Wrong(text) => {
+        Received::Wrong(text) => {
             part(&mut stream, CloseReason::Malformed, &text).await;
             return Err(fail(text));
         }

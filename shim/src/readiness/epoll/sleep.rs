@@ -282,8 +282,8 @@ impl<F: Fn(i32, *mut epoll_event, i32, i64) -> i32> Rounds for Lanes<'_, F> {
 fn hear_daemon(s: &Set) -> i32 {
     let ctl = daemon::fd();
     let ctl_gen = num::signed(daemon::generation());
-    let heard = ctl >= 0 && s.disqualified.load(Relaxed) == 0;
-    if heard && s.ctl.swap(ctl_gen, Relaxed) != ctl_gen {
+    let listening = ctl >= 0 && s.disqualified.load(Relaxed) == 0;
+    if listening && s.ctl.swap(ctl_gen, Relaxed) != ctl_gen {
         let _ = sys::epoll_ctl(s.inner.load(Relaxed), libc::EPOLL_CTL_ADD, ctl, IN, TAG_CTL);
     }
     ctl

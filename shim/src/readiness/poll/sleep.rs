@@ -164,8 +164,8 @@ impl Ears<'_> {
     /// Joins the sleepers of all link groups. Returns the milliseconds that the sleep may last. `full`: an entry waits for
     /// room on a ring.
     fn join(&mut self, (left, end): (i64, i64), full: bool, patient: bool) -> i64 {
-        let heard = self.place.index().is_some() && !self.groups.many;
-        let mut nap = ends::sooner(engine::nap(left, self.alone || heard), end);
+        let has_place = self.place.index().is_some() && !self.groups.many;
+        let mut nap = ends::sooner(engine::nap(left, self.alone || has_place), end);
         if full {
             let most = num::long(full::FULL_MS) + 1;
             nap = if nap < 0 { most } else { nap.min(most) };
