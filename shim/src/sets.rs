@@ -330,7 +330,7 @@ pub fn close_theirs(s: &Set) {
 }
 
 /// The same for all sets, in a process that no longer holds any connection.
-pub fn give_up_inherited() {
+pub fn release_inherited() {
     if !SET_TABLE.load(Relaxed).is_null() {
         (0..num::small(SETS)).for_each(|i| close_theirs(set_at(i)));
     }

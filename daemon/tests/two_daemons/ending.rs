@@ -228,7 +228,7 @@ impl Process {
             }
             note("a close that is not the last");
             self.given_up.push(shared.clone());
-            return self.give_up(i, c);
+            return self.release(i, c);
         }
         if e.life != Life::Shut || !self.last_close(e, i) {
             return;
@@ -236,7 +236,7 @@ impl Process {
         e.life = Life::Closed;
         tell!("{}[{i}] closes", self.name);
         c.state.store(state::BUSY, Relaxed);
-        self.give_up(i, c);
+        self.release(i, c);
         c.state.store(state::FREE, Release); // pairs with the daemon's copy of the entry
     }
 
@@ -288,7 +288,7 @@ impl Process {
     }
 
     /// This process holds the end no more.
-    pub fn give_up(&mut self, i: usize, c: &Conn) {
+    pub fn release(&mut self, i: usize, c: &Conn) {
         self.machine.closes(self.pid, c.inode.load(Relaxed));
         remove_holder(c, self.pid);
         self.ends[i].sock = None;
@@ -318,7 +318,7 @@ impl Process {
         e.excused = true;
         // Whoever else holds it finds that out.
         e.app.error.get_or_insert(libc::ECONNRESET);
-        self.give_up(i, c);
+        self.release(i, c);
         if last {
             e.life = Life::Closed;
             c.state.store(state::FREE, Release); // as in `close`

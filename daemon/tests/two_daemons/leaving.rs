@@ -97,7 +97,7 @@ impl Process {
         } else if why == Why::Yield && self.ends[i].sock.is_some() {
             let family = self.family.clone();
             let index = self.ends[i].entry.borrow().index;
-            self.give_up(i, family.conn(index));
+            self.release(i, family.conn(index));
             self.given_up.push(self.ends[i].entry.clone());
         }
         match self.leaving.is_empty() {

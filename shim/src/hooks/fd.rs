@@ -259,7 +259,7 @@ unsafe fn control(fd: i32, cmd: i32, arg: usize, native: unsafe fn(i32, i32, usi
                 let flags = num::signed(num::low32(arg as u64));
                 nonblock(i, flags & libc::O_NONBLOCK != 0);
                 if flags & libc::O_ASYNC != 0 {
-                    process::give_up(fd, Reason::Option); // SIGIO comes from the kernel's socket only
+                    process::force_tcp(fd, Reason::Option); // SIGIO comes from the kernel's socket only
                 }
             }
         }
@@ -283,7 +283,7 @@ macro_rules! aio {
             // SAFETY: see the module above; aio_fildes is the first member of struct aiocb.
             unsafe {
                 if let Some(fd) = cb.cast::<i32>().as_ref() {
-                    process::give_up(*fd, Reason::Bypassed);
+                    process::force_tcp(*fd, Reason::Bypassed);
                 }
                 real::$name(cb)
             }
@@ -304,7 +304,7 @@ pub unsafe extern "C" fn lio_listio(
         if !list.is_null() {
             for k in 0..num::word(n.max(0)) {
                 if let Some(fd) = (*list.add(k)).cast::<i32>().as_ref() {
-                    process::give_up(*fd, Reason::Bypassed);
+                    process::force_tcp(*fd, Reason::Bypassed);
                 }
             }
         }

@@ -72,7 +72,7 @@ pub(super) unsafe fn descriptors_leave(m: *const msghdr) {
     unsafe {
         if table::table().is_some() && has_control(m) {
             each_descriptor(m, |fd| match get(fd) {
-                Fd::Conn(_) => process::give_up(fd, Reason::Left),
+                Fd::Conn(_) => process::force_tcp(fd, Reason::Left),
                 Fd::Set(s) => crate::readiness::epoll::nest(s),
                 _ => {}
             });
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn sendmsg(fd: i32, m: *const msghdr, flags: i32) -> isize
             return native();
         }
         if has_control(m) {
-            process::give_up(fd, Reason::Option);
+            process::force_tcp(fd, Reason::Option);
             return counted_out(i, tcp::send_or_told(table::conn(i), native));
         }
         match iovs(m) {

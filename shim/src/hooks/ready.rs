@@ -366,7 +366,7 @@ pub unsafe extern "C" fn epoll_ctl(ep: i32, op: i32, fd: i32, ev: *mut epoll_eve
             }
             // An epoll set that the shim does not know watches a connection: the connection stays on TCP.
             (Fd::Other, Fd::Conn(_)) => {
-                crate::process::give_up(fd, lane::proto::reason::Reason::EpollShared);
+                crate::process::force_tcp(fd, lane::proto::reason::Reason::EpollShared);
                 native()
             }
             _ => native(),

@@ -188,7 +188,7 @@ pub unsafe extern "C" fn preadv2(fd: i32, v: *const iovec, n: i32, o: off_t, f: 
         match (o, f) {
             (-1, 0) => return readv(fd, v, n),
             (-1, _) => {
-                process::give_up(fd, Reason::Option);
+                process::force_tcp(fd, Reason::Option);
                 if keeps_ring(fd) {
                     return readv(fd, v, n); // (it would not wait, whatever the flags say)
                 }
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn pwritev2(fd: i32, v: *const iovec, n: i32, o: off_t, f:
     unsafe {
         match (o, f) {
             (-1, 0) => return writev(fd, v, n),
-            (-1, _) => process::give_up(fd, Reason::Option),
+            (-1, _) => process::force_tcp(fd, Reason::Option),
             _ => {} // as above
         }
         counted(fd, true, || real::pwritev2(fd, v, n, o, f))
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn pwritev64v2(fd: i32, v: *const iovec, n: i32, o: off_t,
 pub unsafe extern "C" fn sendfile(out: i32, input: i32, off: *mut off_t, n: usize) -> isize {
     // SAFETY: see the module.
     unsafe {
-        process::give_up(input, Reason::Option);
+        process::force_tcp(input, Reason::Option);
         match conn(out) {
             Some(i) => {
                 let native = |out, input, n| real::sendfile(out, input, off, n);
@@ -256,8 +256,8 @@ pub unsafe extern "C" fn splice(
 ) -> isize {
     // SAFETY: see the module.
     unsafe {
-        process::give_up(i, Reason::Option);
-        process::give_up(o, Reason::Option);
+        process::force_tcp(i, Reason::Option);
+        process::force_tcp(o, Reason::Option);
         let into_pipe = io_.is_null() && oo.is_null() && f & !SPLICE_FLAGS == 0 && sys::is_fifo(o);
         match into_pipe && keeps_ring(i) {
             true => spliced(i, o, n, f),
@@ -406,7 +406,7 @@ pub fn recv_on_lane(flags: i32, fd: i32) -> bool {
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         return false;
     }
-    process::give_up(fd, Reason::Option);
+    process::force_tcp(fd, Reason::Option);
     keeps_ring(fd)
 }
 
@@ -416,6 +416,6 @@ pub fn on_lane(flags: i32, fd: i32) -> bool {
     if flags & !(SEND_OK | SEND_IGNORED) == 0 {
         return true;
     }
-    process::give_up(fd, Reason::Option);
+    process::force_tcp(fd, Reason::Option);
     false
 }

@@ -147,7 +147,7 @@ pub unsafe extern "C" fn getsockopt(
 ) -> i32 {
     let _inside = thread::enter();
     if level == libc::IPPROTO_TCP && name == libc::TCP_ZEROCOPY_RECEIVE {
-        process::give_up(fd, Reason::Option); // it is a receive: it takes bytes from the kernel's queue
+        process::force_tcp(fd, Reason::Option); // it is a receive: it takes bytes from the kernel's queue
     }
     if let Some(i) = crate::preserving_errno(|| tcp::proven(fd)) {
         crate::preserving_errno(|| probes::before_option(i, level, name));
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn setsockopt(
             && pages::readable(v, 4)
             && matches!(unsafe { v.cast::<i32>().read_unaligned() }, 0 | 1);
         if !harmless {
-            process::give_up(fd, Reason::Option);
+            process::force_tcp(fd, Reason::Option);
         }
     }
     if let Some(i) = crate::preserving_errno(|| tcp::proven(fd)) {
@@ -348,7 +348,7 @@ pub unsafe extern "C" fn ioctl(fd: i32, req: u64, arg: usize) -> i32 {
             let on = (arg as *const i32).read_unaligned() != 0;
             match req {
                 libc::FIONBIO => nonblock(i, on),
-                _ if on => process::give_up(fd, Reason::Option), // as `fcntl` with O_ASYNC
+                _ if on => process::force_tcp(fd, Reason::Option), // as `fcntl` with O_ASYNC
                 _ => {}
             }
         }

@@ -154,7 +154,7 @@ fn unseen_files(list: *const i32, n: u32) {
 /// The kernel is about to use this descriptor in a way that the hooks do not see.
 fn unseen(fd: i32) {
     match get(fd) {
-        Fd::Conn(_) => process::give_up(fd, Reason::Bypassed),
+        Fd::Conn(_) => process::force_tcp(fd, Reason::Bypassed),
         Fd::Set(s) => epoll::nest(s),
         _ => {}
     }
@@ -194,7 +194,7 @@ fn request(sqe: &mut Sqe, chained: bool) {
         // Whatever the result of the close, the shim no longer watches the descriptor.
         OP_CLOSE => process::disown(fd),
         OP_POLL_ADD => match get(fd) {
-            Fd::Conn(_) => process::give_up(fd, Reason::EpollShared),
+            Fd::Conn(_) => process::force_tcp(fd, Reason::EpollShared),
             _ => unseen(fd),
         },
         _ => unseen(fd),
@@ -231,7 +231,7 @@ fn epoll_ctl(sqe: &mut Sqe, chained: bool) {
                 (sqe.fd, sqe.off) = (set, num::word(if known { member } else { ep }) as u64);
             }
         }
-        (_, Fd::Conn(_)) => process::give_up(fd, Reason::EpollShared),
+        (_, Fd::Conn(_)) => process::force_tcp(fd, Reason::EpollShared),
         (_, Fd::Set(inner)) => epoll::nest(inner),
         _ => {}
     }
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn submit(context: usize, n: i64, list: *const *const Iocb
             let b = unsafe { b.read_unaligned() };
             match (b.opcode, get(num::signed(b.fd))) {
                 (IOCB_CMD_POLL, Fd::Conn(_)) => {
-                    process::give_up(num::signed(b.fd), Reason::EpollShared)
+                    process::force_tcp(num::signed(b.fd), Reason::EpollShared)
                 }
                 _ => unseen(num::signed(b.fd)),
             }

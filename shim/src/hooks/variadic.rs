@@ -189,14 +189,14 @@ unsafe extern "C" fn execle_args(
 
 /// Takes the connection down and returns the real `dprintf`.
 unsafe extern "C" fn dprintf_prepare(fd: i32) -> *mut c_void {
-    process::give_up(fd, Reason::Option);
+    process::force_tcp(fd, Reason::Option);
     static SYM: real::Sym = real::Sym::new(c"dprintf");
     SYM.get()
 }
 
 /// The same for `__dprintf_chk`.
 unsafe extern "C" fn dprintf_chk_prepare(fd: i32) -> *mut c_void {
-    process::give_up(fd, Reason::Option);
+    process::force_tcp(fd, Reason::Option);
     static SYM: real::Sym = real::Sym::new(c"__dprintf_chk");
     SYM.get()
 }
@@ -208,14 +208,14 @@ pub unsafe extern "C" fn __vdprintf_chk(
     format: *const c_char,
     args: *mut c_void,
 ) -> i32 {
-    process::give_up(fd, Reason::Option);
+    process::force_tcp(fd, Reason::Option);
     // SAFETY: see the module above; a va_list is passed as a pointer on x86-64.
     unsafe { real::__vdprintf_chk(fd, flag, format, args) }
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn vdprintf(fd: i32, format: *const c_char, args: *mut c_void) -> i32 {
-    process::give_up(fd, Reason::Option);
+    process::force_tcp(fd, Reason::Option);
     // SAFETY: see the module above; a va_list is passed as a pointer on x86-64.
     unsafe { real::vdprintf(fd, format, args) }
 }

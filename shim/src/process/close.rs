@@ -151,7 +151,7 @@ fn end(fd: i32, i: u32) {
             promotion::end_lane(i, whole);
             promotion::yielded(c);
         }
-        return table::give_up(i);
+        return table::release(i);
     }
     if c.flags.load(Relaxed) & flag::LEFT != 0 && !attached::engaged(c) {
         // The connection does not end: another program has it. The kernel reports what there is to report.

@@ -23,7 +23,7 @@ pub fn disown(fd: i32) {
                 daemon::take_back(i, table::conn(i).gen.load(Relaxed));
                 sets::disowned(i);
                 promotion::end_lane(i, false);
-                table::give_up(i);
+                table::release(i);
                 family::closed(inherited);
             }
         });
@@ -31,7 +31,7 @@ pub fn disown(fd: i32) {
 }
 
 /// A descriptor is used in a way that no lane can serve: the connection goes back to TCP for good.
-pub fn give_up(fd: i32, why: Reason) {
+pub fn force_tcp(fd: i32, why: Reason) {
     if fdtab::conn(fd).is_none() {
         return;
     }

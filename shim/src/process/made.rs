@@ -1,6 +1,6 @@
 //! Descriptors that are made, and what becomes of their connections: socket, accept, connect, listen, dup.
 
-use super::give_up::give_up;
+use super::give_up::force_tcp;
 use super::unseen::{not_ours, replaced};
 use crate::promotion::{self, family, received};
 use crate::state::fdtab::{self, Fd};
@@ -54,7 +54,7 @@ pub fn is_tcp(domain: i32, ty: i32, proto: i32) -> bool {
 /// others.
 pub fn disconnects(fd: i32, i: u32) {
     table::local(i).disconnects.fetch_add(1, SeqCst);
-    give_up(fd, Reason::NotEstablished);
+    force_tcp(fd, Reason::NotEstablished);
 }
 
 /// `connect` succeeded or is under way.

@@ -60,7 +60,7 @@ pub fn inherit(i: u32) {
 
 /// In a forked child that has entered itself as a holder everywhere: gives up what it has no part in.
 pub fn begun() {
-    give_up_inherited_groups();
+    retire_inherited_groups();
     if INHERITED.load(Relaxed) == 0 {
         move_out(false);
     }
@@ -78,7 +78,7 @@ pub fn closed(inherited: bool) {
     if inherited {
         INHERITED.fetch_sub(1, Relaxed);
     }
-    give_up_inherited_groups();
+    retire_inherited_groups();
     let stranger = KIN.guest.load(Relaxed) != 0 && INHERITED.load(Relaxed) == 0;
     if stranger || is_wanted() {
         move_out(false);
@@ -128,7 +128,7 @@ fn move_out(cut: bool) {
     let alone = match table::HELD.load(SeqCst) {
         // (The daemon is not told: a process that holds nothing says hello again when it holds something.)
         0 => {
-            sets::give_up_inherited();
+            sets::release_inherited();
             let blown = fuse::is_blown();
             let cleared = daemon::part(table::clear);
             if cleared && blown {
@@ -302,7 +302,7 @@ impl Move {
                 was.rx.ring_bytes.store(0, Relaxed);
             }
         }
-        give_up_inherited_groups();
+        retire_inherited_groups();
     }
 }
 
@@ -382,19 +382,19 @@ pub fn reap_groups() {
         let mut used = false;
         table::each(|i, _| used |= core::ptr::eq(table::local(i).group.load(Relaxed), l));
         if !used {
-            give_up_group(l);
+            retire_group(l);
         }
     }
 }
 
-fn give_up_group(l: &LinkGroup) {
+fn retire_group(l: &LinkGroup) {
     sets::unbind(l);
-    l.give_up();
+    l.retire();
 }
 
 /// In a forked child: gives up the inherited link groups on which none of its connections has a lane any more. With its
 /// last descriptor, a process loses what is sent on the link group later, as with TCP.
-fn give_up_inherited_groups() {
+fn retire_inherited_groups() {
     let inherited = |l: &&LinkGroup| l.state.load(Acquire) != 0 && l.is_inherited();
     if !groups::seen().iter().any(|l| inherited(&l)) {
         return;
@@ -412,7 +412,7 @@ fn give_up_inherited_groups() {
     table::each_fd(|_, i, _| mark(i));
     for (k, l) in groups::seen().iter().enumerate() {
         if inherited(&l) && used[k / 64] & 1 << (k % 64) == 0 {
-            give_up_group(l);
+            retire_group(l);
         }
     }
 }

@@ -243,10 +243,10 @@ impl LinkGroup {
             || self.pending_done.iter().any(|w| w.load(Relaxed) != 0)
     }
 
-    /// No connection here uses the link group any more, and no epoll set has its doorbell (`family::give_up_group`):
+    /// No connection here uses the link group any more, and no epoll set has its doorbell (`family::retire_group`):
     /// frees its slot, doorbell and memory. The memory is replaced by private zero pages instead of being
     /// unmapped: a thread that still has an old pointer into it must read zeros and not fault.
-    pub fn give_up(&self) {
+    pub fn retire(&self) {
         fdtab::close_ours(self.bell.swap(0, Relaxed) - 1);
         for a in [&self.own, &self.peer] {
             a.clear(sys::blank);

@@ -59,7 +59,7 @@ pub fn remove_holder(c: &Conn, p: u32) {
 
 /// This process no longer holds the connection. If nobody does, the entry is freed; if the last holders leave at the
 /// same time, only one of them frees it.
-pub fn give_up(i: u32) {
+pub fn release(i: u32) {
     let c = conn(i);
     // As long as this process holds the connection, the entry cannot be given to another one.
     let (gen, s) = (c.gen.load(Relaxed), c.state.load(Relaxed));

@@ -174,7 +174,7 @@ impl Model for Lane {
                 network::d1_died(&mut n);
             }
             Act::KillD2 => network::d2_died(&mut n),
-            Act::Deadline => resets::give_up(&mut n, c),
+            Act::Deadline => resets::reset_or_fault(&mut n, c),
         }
         n.kernel_close();
         n.tidy();

@@ -1,7 +1,7 @@
 //! B's socket goes to somebody without a shim: `RxState::revoke`.
 
 use super::read::*;
-use super::resets::give_up;
+use super::resets::reset_or_fault;
 use super::state::receiver::*;
 use super::state::{Config, Phase, State, Word, UNSEEN};
 use super::tcp::Unit;
@@ -22,7 +22,7 @@ fn clear(n: &mut State) {
 
 /// Not possible without losing bytes: the connection is reset.
 fn impossible(n: &mut State, c: &Config) {
-    give_up(n, c);
+    reset_or_fault(n, c);
     n.b.at = At::Idle;
 }
 

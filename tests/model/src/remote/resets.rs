@@ -25,7 +25,7 @@ fn is_fair(n: &State, c: &Config) -> bool {
 }
 
 /// It has taken too long, or cannot be had.
-pub fn give_up(n: &mut State, c: &Config) {
+pub fn reset_or_fault(n: &mut State, c: &Config) {
     if is_fair(n, c) {
         n.reset = true;
     } else {
