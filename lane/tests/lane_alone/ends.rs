@@ -355,7 +355,7 @@ fn everything_is_here() {
 /// The same behind a frame: what has yet to come repeats the ring, and perhaps not all of it.
 #[test]
 fn everything_is_here_behind_a_frame() {
-    let behind = |phase| {
+    let after_frame = |phase| {
         let e = on_ring(false);
         e.puts(0, &bytes(0, 20));
         assert_eq!(recv(&e, 15), Received::Bytes(15));
@@ -371,7 +371,7 @@ fn everything_is_here_behind_a_frame() {
     let sent = LEN as u64 + 15;
     // (BROKEN: not all of them could be put on TCP.)
     for (phase, now) in [(tx::DOWN, mode::SKIP), (tx::BROKEN, mode::LAST)] {
-        let e = behind(phase);
+        let e = after_frame(phase);
         assert_eq!(mode_of(&e), now);
         for (sent, all) in [(sent - 1, true), (sent, true), (sent + 1, false)] {
             ended(&e, sent);
@@ -379,7 +379,7 @@ fn everything_is_here_behind_a_frame() {
         }
     }
     // Then nothing repeats anything.
-    let e = behind(tx::DOWN);
+    let e = after_frame(tx::DOWN);
     e.arrives(&bytes(5, 20));
     assert_eq!(recv(&e, 5), Received::Tcp);
     for (sent, all) in [(sent - 1, false), (sent, true), (sent + 1, false)] {

@@ -414,14 +414,14 @@ fn peeks_over_the_border() {
     for discard in [false, true] {
         let how = peek(discard);
         // The ring's bytes behind those of the prefix; the frame behind it repeats them, and more follows.
-        for (behind, found) in [(0, 13), (9, 13), (10, 13), (12, 15)] {
+        for (after, found) in [(0, 13), (9, 13), (10, 13), (12, 15)] {
             for remote in NEAR_AND_REMOTE {
                 let e = in_prefix(remote, 1);
                 e.arrives(&down(0, 10));
-                e.arrives(&bytes(3, 3 + behind));
+                e.arrives(&bytes(3, 3 + after));
                 let (r, b) = e.recv(100, how);
                 let n = found - 1;
-                assert_eq!(r, Received::Bytes(n), "{discard} {behind}");
+                assert_eq!(r, Received::Bytes(n), "{discard} {after}");
                 if !discard {
                     assert_eq!(b[..n], bytes(1, found as u64));
                 }
@@ -554,10 +554,10 @@ fn where_the_buffers_are_left() {
         ..look()
     };
     // A peek over the border, and behind the frame.
-    for (behind, found) in [(0, 12), (12, 14)] {
+    for (after, found) in [(0, 12), (12, 14)] {
         let e = in_prefix(false, 1);
         e.arrives(&down(0, 10));
-        e.arrives(&bytes(3, 3 + behind));
+        e.arrives(&bytes(3, 3 + after));
         let mut a = vec![0; 20];
         let v = [iov_of(&mut a)];
         let mut iov = Iov::new(&v);

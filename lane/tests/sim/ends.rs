@@ -49,9 +49,9 @@ impl World {
             Ok(Revoked::Impossible) => {
                 // (What only the ring has the shim puts back with the daemon's help: `promotion::requeue`.)
                 self.note("a leave that stalls");
-                let behind = h.rx.mode.load(Relaxed) == rx::mode::PREFIX; // (the sender's own frame)
+                let prefix = h.rx.mode.load(Relaxed) == rx::mode::PREFIX; // (the sender's own frame)
                 assert!(
-                    behind || peer.is_gone() || peer.wr_shut.get() || peer.failed.get(),
+                    prefix || peer.is_gone() || peer.wr_shut.get() || peer.failed.get(),
                     "end {e} cannot leave, and the other one is there"
                 );
                 self.reset(e);

@@ -68,10 +68,10 @@ impl Port for Wire<'_> {
         let most = first + gap.len() + rest.min(iov.left() - first);
         let mut b = vec![0; most];
         let n = self.tcp_recv(b.as_mut_ptr(), most, true)?;
-        let (before, behind) = b[..n].split_at(first.min(n));
-        let (within, behind) = behind.split_at(gap.len().min(behind.len()));
+        let (before, after) = b[..n].split_at(first.min(n));
+        let (within, after) = after.split_at(gap.len().min(after.len()));
         gap[..within.len()].copy_from_slice(within);
-        for mut part in [before, behind] {
+        for mut part in [before, after] {
             while !part.is_empty() {
                 let (p, n) = iov.take(part.len()).unwrap();
                 // SAFETY: a buffer of this test's application.

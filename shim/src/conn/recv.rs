@@ -319,9 +319,9 @@ impl Receiving<'_> {
         // The bytes after the ring, on TCP, may have been reported already (`looked` is 0 then) or counted: a
         // program that takes a short count for "nothing more" would wait for further events.
         let told = c.rx.is_up() && c.rx.looked.load(Relaxed) == 0;
-        let behind = told || now == mode::LAST || !m.is_remote() && c.rx.goes_down(m);
+        let after_ring = told || now == mode::LAST || !m.is_remote() && c.rx.goes_down(m);
         // The same holds if the switch happened within this read. (A peek has already found everything.)
-        if self.peeks() || !behind && now == before {
+        if self.peeks() || !after_ring && now == before {
             return Break(num::ssize(self.total));
         }
         if !self.call.hold(c, l) {

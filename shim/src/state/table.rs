@@ -46,7 +46,7 @@ pub struct Local {
     /// Number of ways down that native sends know of, and the position on TCP at which the last one ended, until that
     /// is acknowledged (0: it is): see `tcp::behind`.
     pub downs: AtomicU32,
-    pub behind: Private<TcpPos>,
+    pub down_end: Private<TcpPos>,
     /// Not 0: TCP's send buffer has once taken only a part of a send.
     pub starved: AtomicU32,
     /// The program continues after a short count: see `conn::short`.
@@ -386,7 +386,7 @@ fn take(fd: i32, flags: u32) -> Option<u32> {
         l.calls.fetch_and(CALLS, SeqCst); // (calls that have not noticed yet that their connection is gone stay counted)
         l.spin.store(4, Relaxed);
         l.downs.store(c.tx.downs.load(Relaxed), Relaxed);
-        l.behind.store(TcpPos::default(), Relaxed);
+        l.down_end.store(TcpPos::default(), Relaxed);
         l.rest.store(0, Relaxed);
         let words = [&l.regs, &l.tcp_events, &l.starved, &l.copes, &l.fulls];
         words.iter().for_each(|w| w.store(0, Relaxed));

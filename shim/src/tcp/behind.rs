@@ -14,7 +14,8 @@ use lane::half::Port;
 /// Might Nagle's algorithm hold a native send back?
 #[inline(always)]
 pub fn may_wait(c: &Conn, l: &Local) -> bool {
-    l.behind.load(Relaxed) != TcpPos::default() || l.downs.load(Relaxed) != c.tx.downs.load(Relaxed)
+    l.down_end.load(Relaxed) != TcpPos::default()
+        || l.downs.load(Relaxed) != c.tx.downs.load(Relaxed)
 }
 
 /// A native send has moved `moved` bytes: pushes them out, unless the bytes of the way down are acknowledged.
@@ -29,11 +30,11 @@ pub fn push(c: &Conn, l: &Local, moved: u64) {
     }
     let (sent, downs) = (c.tx.tcp_pos.load(Relaxed), c.tx.downs.load(Relaxed));
     if l.downs.swap(downs, Relaxed) != downs {
-        l.behind.store(sent.back(moved), Relaxed);
+        l.down_end.store(sent.back(moved), Relaxed);
     }
     let unacked = sys::ioctl_i32(fd, libc::TIOCOUTQ).map_or(0, |n| u64::try_from(n).unwrap_or(0));
-    if sent.back(unacked) >= l.behind.load(Relaxed) {
-        l.behind.store(TcpPos::default(), Relaxed);
+    if sent.back(unacked) >= l.down_end.load(Relaxed) {
+        l.down_end.store(TcpPos::default(), Relaxed);
     } else {
         Sock::new(fd, group).tcp_push();
     }

@@ -60,9 +60,9 @@ fn same<M: Message + Default + PartialEq>(bytes: &[u8]) -> Option<M> {
 
 /// A message on a queue pair: each has exactly one form, and only a snapshot has data behind it.
 pub(crate) fn queue(data: &[u8]) {
-    let Ok((m, behind)) = OnQueue::decode(data) else {
+    let Ok((m, payload)) = OnQueue::decode(data) else {
         return;
     };
-    assert_eq!((&m.encode()[..], behind), data.split_at(LEN));
-    assert!(behind.is_empty() || matches!(m.body, Body::Cdc(_)) && behind.len() <= DATA_MAX);
+    assert_eq!((&m.encode()[..], payload), data.split_at(LEN));
+    assert!(payload.is_empty() || matches!(m.body, Body::Cdc(_)) && payload.len() <= DATA_MAX);
 }

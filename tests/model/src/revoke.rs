@@ -17,8 +17,8 @@ fn clear(n: &mut State) {
 fn impossible(n: &mut State, c: &Config) {
     // A frame cannot be taken out from behind bytes that nobody has read, and a dead sender puts nothing on TCP.
     // Otherwise everything can get there, if there is room.
-    let behind = n.r.mode == Mode::Revoking && n.r.was == Mode::Prefix;
-    if c.ample() && !n.s.dead && !behind {
+    let prefix = n.r.mode == Mode::Revoking && n.r.was == Mode::Prefix;
+    if c.ample() && !n.s.dead && !prefix {
         n.fault(Fault::Late);
     }
     if n.r.mode == Mode::Revoking {

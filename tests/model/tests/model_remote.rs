@@ -346,9 +346,9 @@ fn mutations_of_the_rails() {
     try_(Bug::AnswerIsEvent, answers, &[RESET, STUCK]);
     try_(Bug::NoWaitForDelete, fails(1, bytes(4, two())), &[STREAM]);
     try_(Bug::NoRewrite, fails(1, two()), &[STREAM]);
-    let behind = inline(fails(1, bytes(3, two())));
-    try_(Bug::InlineIsThere, behind.clone(), &[STREAM]);
-    try_(Bug::NoValidate, behind, &[HONEST]);
+    let one_inline = inline(fails(1, bytes(3, two())));
+    try_(Bug::InlineIsThere, one_inline.clone(), &[STREAM]);
+    try_(Bug::NoValidate, one_inline, &[HONEST]);
     try_(Bug::MoveUndrained, moved, &[STREAM]);
     try_(Bug::CdcElsewhere, two(), &[STREAM]);
     for c in [stays(one()), sleeps(one())] {

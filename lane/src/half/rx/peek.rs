@@ -85,10 +85,10 @@ impl RxState {
         if found < left {
             return Received::Bytes(found);
         }
-        let behind = found.saturating_sub(left + LEN);
+        let after = found.saturating_sub(left + LEN);
         let ring = self.take_more(m, port, iov, how);
-        iov.skip(behind.saturating_sub(ring));
-        Received::Bytes(left + ring.max(behind))
+        iov.skip(after.saturating_sub(ring));
+        Received::Bytes(left + ring.max(after))
     }
 
     /// A peek with bytes on the ring.
@@ -100,7 +100,7 @@ impl RxState {
         how: How,
     ) -> Result<Received, Reason> {
         if self.goes_down(m) && (iov.left() as u64) > self.ring_unread(m) {
-            self.look_behind(m, port)?;
+            self.look_past_ring(m, port)?;
         }
         let all = iov.clone();
         let head = self.head(m)?;
@@ -111,20 +111,20 @@ impl RxState {
         if self.mode.load(Relaxed) != mode::LAST || iov.left() == 0 || !self.catch_up(port) {
             return Ok(Received::Bytes(ring));
         }
-        let behind = match self.peek_port(port, &all, how, (usize::MAX, &mut [], 0)) {
+        let after = match self.peek_port(port, &all, how, (usize::MAX, &mut [], 0)) {
             Ok(n) => n,
             Err(e) => {
                 self.error.put(e); // reported after the bytes of the ring
                 0
             }
         };
-        iov.skip(behind.saturating_sub(ring));
-        Ok(Received::Bytes(ring.max(behind)))
+        iov.skip(after.saturating_sub(ring));
+        Ok(Received::Bytes(ring.max(after)))
     }
 
     /// With bytes on the ring: takes a frame off TCP that lies behind them. Anything else that TCP reports is kept
     /// until after them.
-    fn look_behind(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
+    fn look_past_ring(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
         if let Some(Received::Error(e)) = self.look(m, port)? {
             self.error.put(e);
         }
@@ -168,7 +168,7 @@ impl RxState {
             let _ = self.probe(m, port);
         }
         if self.has_ring_bytes(m) && self.goes_down(m) && queued() > 0 {
-            let _ = self.look_behind(m, port); // the receive reports anything wrong
+            let _ = self.look_past_ring(m, port); // the receive reports anything wrong
         }
         let n = match self.mode.load(Relaxed) {
             mode::TCP => return None,
