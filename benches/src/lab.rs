@@ -175,7 +175,7 @@ impl Bench {
     /// The daemons of a way, if it has any. They run only while they are needed.
     pub fn nodes(&self, way: Way) -> Result<Option<Nodes>> {
         match way {
-            Way::Fallback => Nodes::strangers(&self.lab).map(Some),
+            Way::Fallback => Nodes::unpaired(&self.lab).map(Some),
             Way::Underpass => Nodes::peers(&self.lab, self.config.path()).map(Some),
             _ => Ok(None),
         }

@@ -480,8 +480,8 @@ impl<V: Provider> Core<V> {
     /// Sends what the link groups want sent, and declines the ends of lanes that will not be made. The rails are told
     /// last, because messages that result from their steps must follow those sent here.
     pub(crate) fn act(&mut self, out: Out, reason: Reason, retry_ms: u32) {
-        let (remote, near): (Vec<_>, _) = out.sends.into_iter().partition(|s| s.to.is_remote());
-        for s in near {
+        let (remote, local): (Vec<_>, _) = out.sends.into_iter().partition(|s| s.to.is_remote());
+        for s in local {
             self.note_offer(s.to, &s.msg);
             if let Some(p) = self.clients.get_mut(&s.to) {
                 p.send(s.msg, s.fds);

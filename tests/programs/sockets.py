@@ -85,10 +85,10 @@ def echo():
         threading.Thread(target=answer, args=(keep(s.accept()[0]),), daemon=True).start()
 
 
-def taker():
+def receiver():
     ours, theirs = socket.socketpair()
-    taker = subprocess.Popen([sys.executable, __file__, "take", str(theirs.fileno())], pass_fds=[theirs.fileno()])
-    return ours, taker.pid
+    receiver = subprocess.Popen([sys.executable, __file__, "take", str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    return ours, receiver.pid
 
 
 def hand_over(s, ours, pid):
@@ -100,12 +100,12 @@ def hand_over(s, ours, pid):
 
 
 def give(port):
-    to = taker()
+    to = receiver()
     hand_over(connect(port), *to)
 
 
 def part(file):
-    to = taker()
+    to = receiver()
     listener = listen()
     a = connect(listener.getsockname()[1])
     b = listener.accept()[0]

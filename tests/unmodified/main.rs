@@ -217,9 +217,9 @@ impl Seen {
     }
 
     fn judge(&self, known: &Known) -> Result<()> {
-        if let Some(bar) = &known.tcp {
+        if let Some(on_tcp) = &known.tcp {
             let seen = self.modes();
-            ensure!(seen.contains(bar.sign), "no {:?} in {seen}", bar.sign);
+            ensure!(seen.contains(on_tcp.sign), "no {:?} in {seen}", on_tcp.sign);
             return Ok(());
         }
         let smcd = self.rows.iter().filter(|r| r.mode == "SMCD").count();
@@ -249,7 +249,7 @@ fn run(known: &Known, lines: &Mutex<Vec<Line>>) -> Result<()> {
         known.name.to_owned(),
         version,
         match &known.tcp {
-            Some(bar) => format!("{} ({})", seen.modes(), bar.why),
+            Some(on_tcp) => format!("{} ({})", seen.modes(), on_tcp.why),
             None => seen.modes(),
         },
         format!("{:.1} %", seen.share),

@@ -59,7 +59,7 @@ pub struct Nodes([Daemon; 2]);
 
 impl Nodes {
     /// Daemons that work alone.
-    pub fn strangers(lab: &Lab) -> Result<Self> {
+    pub fn unpaired(lab: &Lab) -> Result<Self> {
         Self::start(lab, |_| String::new())
     }
 

@@ -69,7 +69,7 @@ pub(crate) struct Carrier {
 pub(crate) struct Census {
     pub carriers: Vec<Carrier>,
     /// Processes that do not use this daemon; true if they have the library mapped (and may use another daemon).
-    pub strangers: HashMap<u32, bool>,
+    pub unmanaged: HashMap<u32, bool>,
 }
 
 /// What the look at one process found.
@@ -169,7 +169,7 @@ async fn take_all(us: Arc<Us>, pids: Vec<u32>, census: &mut Census) {
             None => return,
             Some(Ok((_, Look::Ours(c)))) => census.carriers.push(*c),
             Some(Ok((pid, Look::Stranger { carries }))) => {
-                census.strangers.insert(pid, carries);
+                census.unmanaged.insert(pid, carries);
             }
             Some(_) => {}
         }

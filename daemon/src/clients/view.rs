@@ -210,14 +210,14 @@ pub(crate) fn address(e: &Endpoint) -> Option<SocketAddr> {
 /// Finds each row's other end, and from it the peer's reason and the mode.
 pub(crate) fn link_ends(all: &mut [Entry]) {
     let mut lanes = HashMap::new();
-    let mut near = HashMap::new();
+    let mut by_addresses = HashMap::new();
     let mut remote: HashMap<_, Option<usize>> = HashMap::new();
     for (i, e) in all.iter().enumerate() {
         if let Some(l) = e.lane {
             lanes.insert(l, i);
         }
         if let (Some(a), Some(b)) = (e.local, e.peer) {
-            near.insert((e.row.netns, a, b), i);
+            by_addresses.insert((e.row.netns, a, b), i);
             // The end in another namespace, if there is only one.
             remote
                 .entry((a, b))
@@ -230,7 +230,7 @@ pub(crate) fn link_ends(all: &mut [Entry]) {
             .lane
             .and_then(|(group, lane, side)| lanes.get(&(group, lane, 1 ^ side)).copied());
         let (a, b) = (e.local?, e.peer?);
-        lane.or_else(|| near.get(&(e.row.netns, b, a)).copied())
+        lane.or_else(|| by_addresses.get(&(e.row.netns, b, a)).copied())
             .or_else(|| remote.get(&(b, a)).copied().flatten())
     };
     let found: Vec<Option<usize>> = all.iter().map(find).collect();
@@ -271,7 +271,7 @@ pub(crate) fn set_mode(row: &mut Row) {
 }
 
 /// Those of these sockets that are held by processes without a shim only, as far as we may look.
-pub(crate) fn strangers(inodes: &HashSet<u64>) -> HashSet<u64> {
+pub(crate) fn unmanaged(inodes: &HashSet<u64>) -> HashSet<u64> {
     let mut shims: HashMap<u32, bool> = HashMap::new();
     let mut shim = |p: &u32| *shims.entry(*p).or_insert_with(|| may_have_shim(*p));
     let strange = |(i, pids): (u64, Vec<u32>)| (!pids.iter().any(&mut shim)).then_some(i);

@@ -97,7 +97,7 @@ impl<V: Provider> Core<V> {
     /// A channel is ready for use. Returns its number, or `None` if another channel is used.
     pub fn channel_up(
         &mut self,
-        met: &Accepted,
+        accepted: &Accepted,
         key: Key,
         room: usize,
         queue: mpsc::Sender<Msg>,
@@ -105,16 +105,16 @@ impl<V: Provider> Core<V> {
     ) -> Option<u64> {
         self.effects(); // messages that belong to the former channel must not go to the new one
         let peers = self.peers.as_mut()?;
-        let before = peers.has_channel(&met.node);
-        let id = peers.admit(met, queue, cut)?;
-        let node = met.node.clone();
+        let before = peers.has_channel(&accepted.node);
+        let id = peers.admit(accepted, queue, cut)?;
+        let node = accepted.node.clone();
         self.across(Box::new(move |p, now, alive, out| {
             if before {
                 p.channel_down(&node, Reason::PeerDaemon, now, alive, out);
             }
             p.channel_up(&node, key, room, now, alive, out);
         }));
-        self.rails(|r| r.channel_up(&met.node, met.incarnation));
+        self.rails(|r| r.channel_up(&accepted.node, accepted.incarnation));
         Some(id)
     }
 

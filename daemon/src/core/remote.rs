@@ -169,9 +169,9 @@ impl<V: Provider> Core<V> {
             .rails
             .as_ref()
             .and_then(|r| r.lock().client_of(&p.node));
-        let near = self.clients.get(&p.who.client);
-        let near = near.map(|x| (x.cgroup().clone(), x.family.clone()));
-        let (Some(remote), Some((cgroup, family))) = (remote, near) else {
+        let local = self.clients.get(&p.who.client);
+        let local = local.map(|x| (x.cgroup().clone(), x.family.clone()));
+        let (Some(remote), Some((cgroup, family))) = (remote, local) else {
             return;
         };
         let other = ConnRef {

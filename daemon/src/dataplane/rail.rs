@@ -27,7 +27,7 @@ use crate::clients::ids::{ClientId, ConnRef};
 use crate::config::RailConfig;
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::msg::Msg;
-use crate::os::near::Near;
+use crate::os::near::Locality;
 use crate::os::system::System;
 use area::DaemonArea;
 use crossbeam::channel::{Receiver, Sender};
@@ -121,7 +121,7 @@ struct RemoteGroup {
 enum Finished {
     Takeover(takeover::Done),
     /// Where this connection's end is.
-    Near(Key, ConnRef, Near),
+    Locality(Key, ConnRef, Locality),
 }
 
 pub struct Rails<V: Provider> {

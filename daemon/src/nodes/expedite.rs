@@ -173,7 +173,7 @@ fn look_remote(
     }
     if !bare.is_empty() {
         let inodes: HashSet<u64> = bare.iter().map(|b| b.1).collect();
-        let strange = view::strangers(&inodes);
+        let strange = view::unmanaged(&inodes);
         let reason = Reason::PeerNoShim.code();
         let told = bare.into_iter().filter(|b| strange.contains(&b.1));
         found.extend(told.map(|(a, _)| (a, FoundRemote { reason, ask: None })));

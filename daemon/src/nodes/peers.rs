@@ -126,13 +126,18 @@ impl Peers {
 
     /// May this channel be used? Of two, the one dialed by the smaller name is kept; a newer one
     /// of the same dialer, or of another run, shows that the older is dead.
-    pub fn admit(&mut self, met: &Accepted, queue: mpsc::Sender<Msg>, cut: Rc<Cut>) -> Option<u64> {
+    pub fn admit(
+        &mut self,
+        accepted: &Accepted,
+        queue: mpsc::Sender<Msg>,
+        cut: Rc<Cut>,
+    ) -> Option<u64> {
         let own = self.directory.own().clone();
-        let p = self.peers.get_mut(&met.node)?;
+        let p = self.peers.get_mut(&accepted.node)?;
         if let Some(old) = &p.channel {
-            let by_smaller = met.we_dialed == (own < met.node);
-            let same_dialer = old.we_dialed == met.we_dialed;
-            if old.incarnation == met.incarnation && !same_dialer && !by_smaller {
+            let by_smaller = accepted.we_dialed == (own < accepted.node);
+            let same_dialer = old.we_dialed == accepted.we_dialed;
+            if old.incarnation == accepted.incarnation && !same_dialer && !by_smaller {
                 return None;
             }
             old.cut
@@ -144,17 +149,17 @@ impl Peers {
             id,
             queue,
             cut,
-            incarnation: met.incarnation,
-            we_dialed: met.we_dialed,
+            incarnation: accepted.incarnation,
+            we_dialed: accepted.we_dialed,
         });
         p.state.state = "up".into();
         p.state.since = now();
         p.state.reason.clear();
-        p.state.release = met.release.clone();
-        p.state.version = met.version;
-        p.state.expires = Some(met.expires);
-        p.state.life_s = Some(met.life_s);
-        tracing::info!(node = %met.node, address = met.address, "channel up");
+        p.state.release = accepted.release.clone();
+        p.state.version = accepted.version;
+        p.state.expires = Some(accepted.expires);
+        p.state.life_s = Some(accepted.life_s);
+        tracing::info!(node = %accepted.node, address = accepted.address, "channel up");
         Some(id)
     }
 

@@ -18,7 +18,7 @@ use underpass_admin::netlink;
 
 /// What is known of an end's place; each part may be unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Near {
+pub struct Locality {
     /// Its address.
     pub address: Option<IpAddr>,
     /// Interfaces in the daemon's network namespace: the one that holds the address, then what each lies on.
@@ -32,13 +32,13 @@ const DEPTH: usize = 8;
 /// Most messages of one answer: who may add addresses to its own namespace does not keep a helper at work.
 const MESSAGES: usize = 1 << 14;
 
-impl Near {
+impl Locality {
     /// The place of the end with this address, in the network namespace of a socket ([`super::sockopt::network_namespace`]) and
     /// the process `pid`. It asks the kernel several times, and enters the namespace on a thread of its own.
-    pub fn of(namespace: Option<BorrowedFd<'_>>, address: IpAddr, pid: u32) -> Near {
+    pub fn of(namespace: Option<BorrowedFd<'_>>, address: IpAddr, pid: u32) -> Locality {
         let address = address.to_canonical();
         let found = namespace.map(|n| interfaces(n, address));
-        Near {
+        Locality {
             address: Some(address),
             interfaces: found.and_then(Result::ok).unwrap_or_default(),
             numa: numa(pid),
@@ -268,14 +268,14 @@ mod tests {
     #[test]
     fn the_loopback_interface() {
         let own = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
-        let near = |a: &str| Near::of(Some(own.as_fd()), a.parse().unwrap(), 1);
+        let locality = |a: &str| Locality::of(Some(own.as_fd()), a.parse().unwrap(), 1);
         for address in ["127.0.0.1", "::1"] {
             if TcpListener::bind((address, 0)).is_ok() {
-                assert_eq!(near(address).interfaces, ["lo"], "{address}");
+                assert_eq!(locality(address).interfaces, ["lo"], "{address}");
             }
         }
-        assert_eq!(near("::ffff:127.0.0.1"), near("127.0.0.1"));
-        assert_eq!(near("203.0.113.77").interfaces, [""; 0]);
+        assert_eq!(locality("::ffff:127.0.0.1"), locality("127.0.0.1"));
+        assert_eq!(locality("203.0.113.77").interfaces, [""; 0]);
     }
 
     /// Entering the namespace that a socket is in (the same one, from another thread) finds the same.

@@ -2,7 +2,7 @@
 //! may wait, random numbers that nobody can guess, processes, and the TCP of connections that it takes over. Tests
 //! have an implementation of their own.
 
-use crate::os::near::Near;
+use crate::os::near::Locality;
 use crate::os::{random, sockopt};
 use lane::num;
 use lane::os::room;
@@ -41,8 +41,8 @@ pub trait System: Send + Sync {
         false
     }
     /// Where a connection's end is, by its address, the network namespace of its socket, and its process.
-    fn near(&self, _at: Option<BorrowedFd<'_>>, _address: IpAddr, _pid: u32) -> Near {
-        Near::default()
+    fn locality(&self, _at: Option<BorrowedFd<'_>>, _address: IpAddr, _pid: u32) -> Locality {
+        Locality::default()
     }
     /// Sequence numbers that the kernel has taken on a connection's socket; `None` if it cannot tell now.
     fn tcp_sent(&self, sock: BorrowedFd<'_>) -> Option<u64>;
@@ -83,8 +83,8 @@ impl System for Machine {
         sockopt::outstanding(sock).is_ok_and(|n| n > 0)
     }
 
-    fn near(&self, at: Option<BorrowedFd<'_>>, address: IpAddr, pid: u32) -> Near {
-        Near::of(at, address, pid)
+    fn locality(&self, at: Option<BorrowedFd<'_>>, address: IpAddr, pid: u32) -> Locality {
+        Locality::of(at, address, pid)
     }
 
     fn tcp_sent(&self, sock: BorrowedFd<'_>) -> Option<u64> {

@@ -103,9 +103,9 @@ impl Waiting {
             }
         }
         // Two records that do not fit belong to two connections, whatever the addresses say.
-        let near = self.tuples.get(&(end.netns_cookie, end.peer, end.local));
+        let mirror = self.tuples.get(&(end.netns_cookie, end.peer, end.local));
         let open = |k: &&(ClientId, u32)| end.record.is_none() || record(k).is_none();
-        if let Some(k) = near.and_then(|v| v.iter().find(open)) {
+        if let Some(k) = mirror.and_then(|v| v.iter().find(open)) {
             return Some(*k);
         }
         let remote = self.bare.get(&(end.peer, end.local));

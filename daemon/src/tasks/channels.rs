@@ -266,14 +266,14 @@ async fn accept(ctx: Rc<Context>, listener: TcpListener) {
 }
 
 async fn greet(ctx: Rc<Context>, tcp: TcpStream, from: SocketAddr) {
-    let met = {
+    let accepted = {
         let Some(_stranger) = Stranger::enter(&ctx, from.ip().to_canonical()) else {
             return;
         };
         tokio::time::timeout(handshake::TIME, handshake::accept(&ctx, tcp, from)).await
     };
     let ip = from.ip().to_canonical();
-    match met {
+    match accepted {
         Ok(Ok(ready)) => serve(&ctx, ready).await,
         Ok(Err(Failure {
             node: Some(node),
@@ -321,7 +321,7 @@ async fn serve(ctx: &Rc<Context>, ready: Ready) {
     let Ready {
         mut stream,
         mut frames,
-        met,
+        accepted,
         key,
         room,
     } = ready;
@@ -329,26 +329,26 @@ async fn serve(ctx: &Rc<Context>, ready: Ready) {
     let cut = Rc::new(Cut::default());
     let up = {
         let mut core = ctx.shared.borrow_mut();
-        core.channel_up(&met, key, room, queue.clone(), cut.clone())
+        core.channel_up(&accepted, key, room, queue.clone(), cut.clone())
     };
     let Some(id) = up else {
         let text = "another channel is used";
         return handshake::part(&mut stream, CloseReason::Duplicate, text).await;
     };
-    if !met.we_dialed {
+    if !accepted.we_dialed {
         // The hello must precede everything that is queued.
         if let Err(e) = handshake::say(&mut stream, &handshake::hello(ctx)).await {
             let text = tls::explain(&e);
-            return down(ctx, &met.node, id, &End::silent(text));
+            return down(ctx, &accepted.node, id, &End::silent(text));
         }
     }
     let (mut r, mut w) = tokio::io::split(stream);
     let busy = Cell::new(false);
     // The channel ends when a certificate expires; a node that has renewed its certificate connects again.
-    let own = ctx.identity().map_or(met.expires, |i| i.own.not_after);
-    let valid = tls::left(met.expires.min(own));
+    let own = ctx.identity().map_or(accepted.expires, |i| i.own.not_after);
+    let valid = tls::left(accepted.expires.min(own));
     let end = tokio::select! {
-        e = read(ctx, &met.node, id, &mut r, &mut frames, &queue) => e,
+        e = read(ctx, &accepted.node, id, &mut r, &mut frames, &queue) => e,
         e = write(&mut w, &mut waiting, &busy) => e,
         (code, text) = cut.wait() => End::told(code, text),
         () = tokio::time::sleep(valid) => End::told(CloseReason::Identity, "a certificate has expired"),
@@ -356,7 +356,7 @@ async fn serve(ctx: &Rc<Context>, ready: Ready) {
     if let (Some(code), false) = (end.close, busy.get()) {
         handshake::part(&mut w, code, &end.text).await;
     }
-    down(ctx, &met.node, id, &end);
+    down(ctx, &accepted.node, id, &end);
 }
 
 fn down(ctx: &Context, node: &Name, id: u64, end: &End) {

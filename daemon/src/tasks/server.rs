@@ -89,9 +89,9 @@ pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
                 return tracing::warn!("control connection: {e}");
             }
         };
-        let met = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted)).await;
+        let accepted = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted)).await;
         unauthenticated.set(unauthenticated.get().saturating_sub(1));
-        if let Ok(Some((id, cgroup))) = met {
+        if let Ok(Some((id, cgroup))) = accepted {
             let span = shared.borrow().span(id);
             let served = serve_client(&shared, id, &cgroup, &control).instrument(span);
             if served.await.is_ok() {

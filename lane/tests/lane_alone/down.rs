@@ -16,7 +16,7 @@ const UNSEEN: u64 = Cursor::UNSEEN.get();
 #[test]
 fn down_before_a_receiver_that_is_gone() {
     let both = marks::ENDED | marks::DEAF;
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         for (flags, said, gone) in [
             (rx::NONE, marks::ENDED, false),
             (rx::NONE, marks::DEAF, false),
@@ -49,7 +49,7 @@ fn down_before_a_receiver_that_is_gone() {
 /// Everything is read: on one node the words suffice. Across nodes only a frame tells where TCP goes on.
 #[test]
 fn down_with_nothing_unread() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = Alone::up(remote);
         e.send(100);
         e.reads(100);
@@ -177,7 +177,7 @@ fn a_receiver_that_closes_within_a_send() {
 /// What must be on TCP before a FIN.
 #[test]
 fn before_a_fin() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = Alone::new(remote);
         assert!(!e.tx.holds_fin(&e.memory()));
         let e = Alone::up(remote);
@@ -372,7 +372,7 @@ fn tcp_fails_on_the_way_down() {
 /// Who must be on TCP comes down from wherever it is, also from the ring that its look has brought it to.
 #[test]
 fn come_down() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = Alone::up(remote);
         e.send(100);
         assert_eq!(e.tx.come_down(&e.memory(), &e.tcp), Ok(Progress::Done));

@@ -556,7 +556,7 @@ pub fn iov_of(b: &mut [u8]) -> libc::iovec {
 }
 
 /// On one node, and across nodes.
-pub const NEAR_AND_REMOTE: [bool; 2] = [false, true];
+pub const LOCAL_AND_REMOTE: [bool; 2] = [false, true];
 
 /// What a receiver that asks for nothing says.
 pub fn is_quiet(remote: bool) -> RxFlags {

@@ -18,7 +18,7 @@ fn on_ring(remote: bool) -> Alone {
 /// What asks a sender for something is published, unless there is no lane.
 #[test]
 fn requests() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = Alone::new(remote);
         let m = e.memory();
         let n = publishes(&e, || {
@@ -39,7 +39,7 @@ fn requests() {
 /// Ends and resets are announced to the other end's process, and across nodes to nobody.
 #[test]
 fn announcements() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let (near, e) = (u32::from(!remote), Alone::new(remote));
         let m = e.memory();
         let own = &e.ours().rx[L];
@@ -195,7 +195,7 @@ fn the_end_of_tcp() {
     assert_eq!(recv(&e, 9), Received::Error(libc::ECONNRESET));
     e.rx.shut.store(1, Relaxed);
     assert_eq!(recv(&e, 9), Received::Eof);
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = on_ring(remote);
         e.tcp.error.set(libc::ETIMEDOUT);
         assert_eq!(recv(&e, 9), Received::Error(libc::ETIMEDOUT));
@@ -408,7 +408,7 @@ fn a_probe() {
 /// of them has not been seen yet.
 #[test]
 fn an_error_behind_everything() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         for prefix in [0, 3] {
             let e = Alone::receiving(remote, prefix);
             e.arrives(&bytes(0, prefix));

@@ -49,7 +49,7 @@ fn asked_back() -> RxWord {
 /// A readiness that nobody has used, or that was used just now.
 #[test]
 fn of_a_readiness() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = Alone::new(remote);
         assert_eq!((revoke(&e), e.publishes()), (Revoked::Clear, 0), "on TCP");
         assert_eq!(word(&e), RxWord::default());
@@ -219,7 +219,7 @@ fn with_an_error_met() {
 /// With the prefix unread, a frame cannot be taken out from behind it.
 #[test]
 fn of_a_prefix() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         for (phase, r) in [
             (tx::UP, Revoked::Pending),
             (tx::DOWNING, Revoked::Pending),
@@ -415,7 +415,7 @@ fn peeks_over_the_border() {
         let how = peek(discard);
         // The ring's bytes behind those of the prefix; the frame behind it repeats them, and more follows.
         for (after, found) in [(0, 13), (9, 13), (10, 13), (12, 15)] {
-            for remote in NEAR_AND_REMOTE {
+            for remote in LOCAL_AND_REMOTE {
                 let e = in_prefix(remote, 1);
                 e.arrives(&down(0, 10));
                 e.arrives(&bytes(3, 3 + after));
@@ -459,7 +459,7 @@ fn peeks_behind_a_frame() {
         peek: true,
         ..look()
     };
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         // How many of the two bytes that were read already, and of the ten that follow them, are on TCP.
         for (there, found) in [(0, 8), (1, 8), (2, 8), (9, 8), (10, 8), (14, 12)] {
             let e = on_ring(remote, 2);

@@ -85,7 +85,7 @@ fn space_across_nodes() {
 /// A peek leaves everything as it was, and says nothing to anybody.
 #[test]
 fn a_peek_at_the_ring() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = full(remote, 1);
         let how = How {
             peek: true,
@@ -209,7 +209,7 @@ fn a_switch_that_cannot_be() {
     e.rx.tcp_pos.store(TcpPos::new(10), Relaxed);
     assert_eq!(recv(&e, 5), Received::Reset(Reason::Sync));
     // Without a prefix the ring comes at once; across nodes the remote sender is told that.
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = Alone::receiving(remote, 0);
         let n = publishes(&e, || assert_eq!(recv(&e, 5), Received::Empty));
         assert_eq!(n, u32::from(remote));
@@ -253,7 +253,7 @@ fn a_head_that_cannot_be() {
 /// daemon has to be told.
 #[test]
 fn readiness() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = Alone::new(remote);
         let ready = || e.rx.declare_ready(&e.memory(), &e.tcp);
         assert!(e.rx.enter_native());
@@ -388,7 +388,7 @@ fn a_frame_that_cannot_be() {
     };
     let hostile = (Received::Reset(Reason::Hostile), mode::RING);
     let skip = (Received::Empty, mode::SKIP);
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         assert_eq!(after(remote, &down(START - most, most as u32)), skip);
         assert_eq!(after(remote, &down(START - most - 1, 1 << 30)), hostile);
         assert_eq!(after(remote, &down(START + 1, 0)), hostile);

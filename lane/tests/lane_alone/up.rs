@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 #[test]
 fn what_a_switch_needs() {
     let up = |e: &Alone| e.tx.try_up(&e.memory(), &e.tcp);
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = Alone::new(remote);
         assert_eq!(up(&e), Ok(false));
         e.says(FIRST, rx::READY | rx::REVOKED);

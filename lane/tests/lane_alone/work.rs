@@ -67,7 +67,7 @@ fn a_ring_that_was_full() {
 /// there is anything to do, and a wait that is told so for nothing never sleeps.
 #[test]
 fn work_on_the_ring() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         for (epoch, flags, work) in [
             (FIRST, is_quiet(remote), false),
             (FIRST, is_quiet(remote) | rx::PAST, false),
@@ -95,7 +95,7 @@ fn work_on_the_ring() {
 /// What a daemon has taken over. (The other end's record of its own way down is another word.)
 #[test]
 fn work_that_is_the_daemons() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = Alone::up(remote);
         let m = e.memory();
         e.send(10);
@@ -132,7 +132,7 @@ fn work_that_is_the_daemons() {
 /// The same in the middle of a way down: there is always work, except for what a daemon has.
 #[test]
 fn work_on_the_way_down() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = Alone::up(remote);
         let m = e.memory();
         e.send(10);
@@ -202,7 +202,7 @@ fn a_grant_that_is_revoked() {
 /// Who waits for space asks once; the daemon beside it has to pass that on.
 #[test]
 fn a_request_for_space() {
-    for remote in NEAR_AND_REMOTE {
+    for remote in LOCAL_AND_REMOTE {
         let e = Alone::up(remote);
         let m = e.memory();
         e.send(SIZE);

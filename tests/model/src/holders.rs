@@ -34,7 +34,7 @@ pub enum Switch {
     /// Switched at this position.
     Up(u8),
     /// The kernel's count is not ours: never.
-    Barred,
+    Disqualified,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -98,7 +98,7 @@ impl Model for Holders {
                 }
             }
         }
-        if !matches!(s.switch, Switch::Up(_) | Switch::Barred) {
+        if !matches!(s.switch, Switch::Up(_) | Switch::Disqualified) {
             out.push(Act::Switch);
             // Later ones are told from frames by the receiver, and end the connection.
             if s.bypasses > 0 && s.switch == Switch::Idle {
@@ -166,7 +166,7 @@ impl Model for Holders {
                     Switch::Ask if self.bug == Some(Bug::TrustCount) => Switch::Up(n.tcp_pos),
                     Switch::Ask => Switch::Compare(n.kernel),
                     Switch::Compare(k) if k == n.tcp_pos => Switch::Up(k),
-                    Switch::Compare(_) => Switch::Barred,
+                    Switch::Compare(_) => Switch::Disqualified,
                     at => at,
                 };
             }

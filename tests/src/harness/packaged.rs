@@ -22,11 +22,11 @@ pub struct Known {
     /// Connection ends that are on lanes under its load, at least.
     pub ends: usize,
     /// It stays on TCP, or part of it does.
-    pub tcp: Option<Bar>,
+    pub tcp: Option<OnTcp>,
 }
 
 /// Why a program is not on lanes.
-pub struct Bar {
+pub struct OnTcp {
     /// What must be seen of it: a reason of its connections, or of a process that has no library.
     pub sign: &'static str,
     pub why: &'static str,
@@ -44,7 +44,7 @@ const fn tcp(name: &'static str, sign: &'static str, why: &'static str) -> Known
     Known {
         name,
         ends: 0,
-        tcp: Some(Bar { sign, why }),
+        tcp: Some(OnTcp { sign, why }),
     }
 }
 

@@ -78,12 +78,12 @@ impl Machine {
             .arg("-virtfs")
             .arg("local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap");
         for (i, w) in wires.iter().enumerate() {
-            let [near, far] = [w.nic_path(node), w.far_path(node)].map(|p| text(&p));
+            let [local, remote] = [w.nic_path(node), w.remote_path(node)].map(|p| text(&p));
             let address = mac(i, node).map(|b| format!("{b:02x}")).join(":");
             p = p
                 .arg("-netdev")
                 .arg(format!(
-                    "dgram,id=wire{i},local.type=unix,local.path={near},remote.type=unix,remote.path={far}"
+                    "dgram,id=wire{i},local.type=unix,local.path={local},remote.type=unix,remote.path={remote}"
                 ))
                 .arg("-device")
                 .arg(format!(

@@ -73,7 +73,7 @@ impl Wire {
     }
 
     /// Where it sends to.
-    pub(super) fn far_path(&self, node: usize) -> PathBuf {
+    pub(super) fn remote_path(&self, node: usize) -> PathBuf {
         if self.nodes == 2 {
             self.nic_path(1 - node)
         } else {

@@ -309,7 +309,7 @@ fn transfer(end: &mut End) -> Result<()> {
         for _ in 0..1 + u32::from(signaled) {
             let got = c.one(wait_of(n))?;
             if got.opcode == Opcode::Recv {
-                check_quietly(c.message(got.wr_id) == message(n as u8))?;
+                check_same(c.message(got.wr_id) == message(n as u8))?;
                 c.give(got.wr_id)?;
             }
         }
@@ -367,7 +367,7 @@ fn bulk(c: &Conn, mr: &Mr) -> Result<()> {
     Ok(())
 }
 
-fn check_quietly(good: bool) -> Result<()> {
+fn check_same(good: bool) -> Result<()> {
     good.then_some(())
         .ok_or("a message is not what was sent".into())
 }

@@ -126,11 +126,11 @@ fn no_place() {
 /// What no application writes when it asks.
 #[test]
 fn impossible_requests() {
-    let far = lane::abi::Cursor::START_MAX.get();
+    let max_start = lane::abi::Cursor::START_MAX.get();
     let all: [Case; 6] = [
-        (|s| s.ask(e(1), RING, far_start()), None),
+        (|s| s.ask(e(1), RING, start_at_max()), None),
         (
-            |s| s.ask(e(1), RING, far_start() + 1),
+            |s| s.ask(e(1), RING, start_at_max() + 1),
             Some("a switch to an impossible place"),
         ),
         (|s| s.ask(e(1), loc(255, 12), 0), None),
@@ -144,7 +144,7 @@ fn impossible_requests() {
         ),
         (|s| s.ask(e(1), loc(0, 5), 0), Some("an impossible ring")),
     ];
-    assert_eq!(far, far_start());
+    assert_eq!(max_start, start_at_max());
     for (asks, wanted) in all {
         let mut s = Side::new(Bench::new(config(true), 1));
         s.peer_ready(e(1));
@@ -153,7 +153,7 @@ fn impossible_requests() {
     }
 }
 
-fn far_start() -> u64 {
+fn start_at_max() -> u64 {
     lane::abi::Cursor::START_MAX.get()
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct Unnamed {
     /// Processes that have rows.
     pub ours: HashSet<u32>,
     /// Other processes, and whether they have the library mapped.
-    pub strangers: HashMap<u32, bool>,
+    pub unmanaged: HashMap<u32, bool>,
     /// There are no other nodes, whose daemons would report their ends themselves.
     pub alone: bool,
     /// Ends to look for in namespaces that have no rows: those of other nodes are to be taken out.
@@ -29,7 +29,7 @@ impl Unnamed {
             self.kernel.look_elsewhere(&self.lost);
         }
         let (kernel, ours) = (&self.kernel, &self.ours);
-        name(&mut self.all, kernel, ours, &self.strangers, self.alone);
+        name(&mut self.all, kernel, ours, &self.unmanaged, self.alone);
         self.all
     }
 }
@@ -56,7 +56,7 @@ fn name(
     all: &mut [Entry],
     kernel: &Kernel,
     ours: &HashSet<u32>,
-    strangers: &HashMap<u32, bool>,
+    unmanaged: &HashMap<u32, bool>,
     alone: bool,
 ) {
     let mut open: Vec<(usize, u64, bool)> = Vec::new();
@@ -97,7 +97,7 @@ fn name(
         }
     }
     if !open.is_empty() {
-        name_strangers(all, &open, ours, strangers);
+        name_unmanaged(all, &open, ours, unmanaged);
     }
     for e in all {
         view::set_mode(&mut e.row);
@@ -106,11 +106,11 @@ fn name(
 
 /// Handles rows whose other end is a socket of this node without a row of its own. (Index of the row, the socket's inode, and
 /// whether it tells something if its program has the library, and another daemon.)
-fn name_strangers(
+fn name_unmanaged(
     all: &mut [Entry],
     open: &[(usize, u64, bool)],
     ours: &HashSet<u32>,
-    strangers: &HashMap<u32, bool>,
+    unmanaged: &HashMap<u32, bool>,
 ) {
     let holders = view::holders_of(&open.iter().map(|o| o.1).collect());
     for (i, inode, tells) in open {
@@ -125,11 +125,11 @@ fn name_strangers(
         if pids.iter().any(|p| ours.contains(p)) {
             continue; // the socket is newer than our look at its process
         }
-        let bare = |p: &u32| strangers.get(p) == Some(&false);
+        let bare = |p: &u32| unmanaged.get(p) == Some(&false);
         let reason = match pids.iter().all(bare) {
             true => Reason::PeerNoShim,
             // The library is loaded, but uses another daemon.
-            false if *tells && pids.iter().any(|p| strangers.get(p) == Some(&true)) => {
+            false if *tells && pids.iter().any(|p| unmanaged.get(p) == Some(&true)) => {
                 Reason::Unreachable
             }
             false => continue,

@@ -85,7 +85,7 @@ pub(crate) fn rows(
 ) -> Unnamed {
     let Census {
         carriers,
-        strangers,
+        unmanaged,
     } = census;
     let kins = kins(families, carriers);
     let members = || kins.iter().flat_map(|k| &k.members);
@@ -141,7 +141,7 @@ pub(crate) fn rows(
         all,
         kernel,
         ours,
-        strangers,
+        unmanaged,
         alone,
         lost,
     }

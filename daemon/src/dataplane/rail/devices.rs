@@ -5,7 +5,7 @@
 //! the fabric. Among several rails, a connection's bytes take the one of the interface that has its address ([`Facts::rank`]).
 
 use crate::config::RailConfig;
-use crate::os::near::Near;
+use crate::os::near::Locality;
 use rustix::fd::RawFd;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -49,16 +49,17 @@ pub(crate) struct Place {
 impl Facts {
     /// How well this rail suits an end there; 0 is best. The interface is what an administrator has wired and addressed;
     /// pools of addresses of several rails may overlap.
-    pub(super) fn rank(&self, near: &Near) -> u8 {
+    pub(super) fn rank(&self, locality: &Locality) -> u8 {
         let here = &self.place;
-        if here.netdevs.iter().any(|n| near.interfaces.contains(n)) {
+        if here.netdevs.iter().any(|n| locality.interfaces.contains(n)) {
             return 0;
         }
-        let within = |(of, mask): (IpAddr, IpAddr)| masked(near.address?, mask).map(|a| a == of);
+        let within =
+            |(of, mask): (IpAddr, IpAddr)| masked(locality.address?, mask).map(|a| a == of);
         if here.subnet.and_then(within) == Some(true) {
             return 1;
         }
-        match here.numa.is_some() && here.numa == near.numa {
+        match here.numa.is_some() && here.numa == locality.numa {
             true => 2,
             false => 3,
         }
@@ -373,21 +374,24 @@ mod tests {
             },
             ..Facts::of(Gid([0; 16]))
         };
-        let near = |names: &[&str], address, numa| Near {
+        let locality = |names: &[&str], address, numa| Locality {
             address,
             interfaces: names.iter().map(|n| n.to_string()).collect(),
             numa,
         };
-        assert_eq!(rail.rank(&near(&["eth0", "ens2"], ip("10.9.0.1"), None)), 0);
-        assert_eq!(rail.rank(&near(&["ens3"], ip("10.1.9.9"), Some(1))), 1);
-        assert_eq!(rail.rank(&near(&[], ip("10.2.0.1"), Some(1))), 2);
-        assert_eq!(rail.rank(&near(&["ens3"], ip("fd00::1"), Some(0))), 3);
-        assert_eq!(rail.rank(&Near::default()), 3);
-        assert_eq!(rail.rank(&near(&["ens2.200", "ens2"], None, None)), 0);
+        assert_eq!(
+            rail.rank(&locality(&["eth0", "ens2"], ip("10.9.0.1"), None)),
+            0
+        );
+        assert_eq!(rail.rank(&locality(&["ens3"], ip("10.1.9.9"), Some(1))), 1);
+        assert_eq!(rail.rank(&locality(&[], ip("10.2.0.1"), Some(1))), 2);
+        assert_eq!(rail.rank(&locality(&["ens3"], ip("fd00::1"), Some(0))), 3);
+        assert_eq!(rail.rank(&Locality::default()), 3);
+        assert_eq!(rail.rank(&locality(&["ens2.200", "ens2"], None, None)), 0);
         let nothing = Facts::of(Gid([0; 16]));
         assert!(nothing.makes_the_same_links(&rail));
         assert!(!nothing.makes_the_same_links(&Facts::of(Gid([1; 16]))));
-        assert_eq!(nothing.rank(&Near::default()), 3);
+        assert_eq!(nothing.rank(&Locality::default()), 3);
     }
 
     /// A subnet is the fabric: of an address's interface, or the first half of InfiniBand's.

@@ -17,7 +17,7 @@ use crate::nodes::peers::msg::Msg;
 use crate::nodes::peers::pairing::{Paired, Part};
 use crate::os::fds::Foreign;
 use crate::os::memfd::Ident;
-use crate::os::near::Near;
+use crate::os::near::Locality;
 use crate::os::sockopt;
 use lane::abi::{Cursor, Epoch, TcpPos, EPOCHS};
 use lane::family::flag;
@@ -72,7 +72,7 @@ pub(super) struct Lane {
     pub who: ConnRef,
     /// The local address of the connection, and where that is on this node once that was looked up.
     pub address: IpAddr,
-    pub near: Option<Near>,
+    pub locality: Option<Locality>,
     /// The table in which the connection stands; also after its process has ended.
     pub family: Arc<Family>,
     /// Number of the pairing, and our part in it.
@@ -149,7 +149,7 @@ impl<V: Provider> Rails<V> {
             node: p.node.clone(),
             who: p.who,
             address: p.local,
-            near: None,
+            locality: None,
             family,
             pair: p.pair,
             part: p.part,
@@ -371,7 +371,7 @@ impl<V: Provider> Rails<V> {
         l.inode = rustix::fs::fstat(&sock).map_or(0, |s| s.st_ino);
         l.sock = Some(Arc::new(sock));
         let (engine, node) = (l.engine, l.node.clone());
-        self.look_near(at, holder);
+        self.look_up_locality(at, holder);
         if let (Some(id), Some(n)) = (engine, self.nodes.get_mut(&node)) {
             n.pair.gate(id, false);
         }

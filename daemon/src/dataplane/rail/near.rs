@@ -3,7 +3,7 @@
 use super::{Finished, Key, Rails};
 use crate::clients::ids::ConnRef;
 use crate::clients::limits::Job;
-use crate::os::near::Near;
+use crate::os::near::Locality;
 use std::os::fd::{AsFd, OwnedFd};
 use underpass_rdma::verbs::Provider;
 
@@ -20,7 +20,7 @@ pub struct Holder {
 impl<V: Provider> Rails<V> {
     /// Has a helper look where this lane's end is. The lane may move bytes meanwhile, and moves when that is known. The
     /// helper has no copy of the socket: what it asks may take time, and the end of a connection may not wait for that.
-    pub(super) fn look_near(&self, at: Key, holder: Holder) {
+    pub(super) fn look_up_locality(&self, at: Key, holder: Holder) {
         let Some(l) = self.lanes.get(&at) else { return };
         if self.devices.is_none() {
             return;
@@ -29,23 +29,23 @@ impl<V: Provider> Rails<V> {
         let (tell, wake) = (self.jobs.0.clone(), self.wake.clone());
         self.system.help(Box::new(move || {
             let namespace = holder.namespace.as_ref().map(|n| n.as_fd());
-            let near = system.near(namespace, address, holder.pid);
-            let _ = tell.send(Finished::Near(at, who, near));
+            let locality = system.locality(namespace, address, holder.pid);
+            let _ = tell.send(Finished::Locality(at, who, locality));
             super::wake::wake(wake.as_deref());
         }));
     }
 
-    pub(super) fn near_found(&mut self, at: Key, who: ConnRef, near: Near) {
+    pub(super) fn locality_found(&mut self, at: Key, who: ConnRef, locality: Locality) {
         if let Some(l) = self.lanes.get_mut(&at).filter(|l| l.who == who) {
-            tracing::debug!(?near, "place of a lane's end");
-            l.near = Some(near);
+            tracing::debug!(?locality, "place of a lane's end");
+            l.locality = Some(locality);
             self.rank(at);
         }
     }
 
     /// Tells the engines which rails suit which lanes, after the rails have changed.
     pub(super) fn rank_all(&mut self) {
-        let placed = self.lanes.iter().filter(|(_, l)| l.near.is_some());
+        let placed = self.lanes.iter().filter(|(_, l)| l.locality.is_some());
         let all: Vec<Key> = placed.map(|(at, _)| *at).collect();
         all.into_iter().for_each(|at| self.rank(at));
     }
@@ -55,12 +55,12 @@ impl<V: Provider> Rails<V> {
             return;
         };
         let node = self.nodes.get_mut(&l.node);
-        let (Some(node), Some(near), Some(id)) = (node, &l.near, l.engine) else {
+        let (Some(node), Some(locality), Some(id)) = (node, &l.locality, l.engine) else {
             return;
         };
         for (port, rail) in &node.rails {
             if let Some(facts) = d.up().get(port) {
-                node.pair.prefer(id, *rail, facts.rank(near));
+                node.pair.prefer(id, *rail, facts.rank(locality));
             }
         }
     }

@@ -290,7 +290,7 @@ impl<V: Provider> Rails<V> {
                     self.tend_at = 0;
                     self.job_done(done);
                 }
-                Finished::Near(at, who, near) => self.near_found(at, who, near),
+                Finished::Locality(at, who, locality) => self.locality_found(at, who, locality),
             }
         }
     }

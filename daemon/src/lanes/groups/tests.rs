@@ -519,10 +519,10 @@ fn a_remote_lane_waits_for_the_other_node() {
         ..end(1, 77)
     };
     let own = crate::clients::limits::remote(&Arc::default());
-    let connect = |w: &mut World, near| {
+    let connect = |w: &mut World, local| {
         let mut out = Out::default();
         let cgroups = [&w.cgroups[0], &own];
-        let made = w.groups.connect([near, remote], cgroups, 5, &mut out);
+        let made = w.groups.connect([local, remote], cgroups, 5, &mut out);
         w.help(out);
         made
     };

@@ -242,9 +242,9 @@ impl Pairing {
             t.numbers.insert(key, id);
             return t.send(Msg::Lookup { id, claim }, out);
         }
-        let near = t.by_tuple.get(&(s.end.peer, s.end.local)).copied();
+        let by_addresses = t.by_tuple.get(&(s.end.peer, s.end.local)).copied();
         let Some(r) = &s.end.record else {
-            if let Some(lookup) = near {
+            if let Some(lookup) = by_addresses {
                 s.note = hint(t, lookup, &s.end, out);
             }
             return;
@@ -253,7 +253,7 @@ impl Pairing {
         let digest = channel.digest(node, r.rcv, r.snd);
         t.expected.insert(digest, key);
         t.digests.insert(key, digest);
-        match (t.by_proof.get(&digest).copied(), near) {
+        match (t.by_proof.get(&digest).copied(), by_addresses) {
             (Some(lookup), _) => self.found(key, node, lookup, now, alive, out),
             (None, Some(lookup)) => s.note = hint(t, lookup, &s.end, out),
             (None, None) => {}

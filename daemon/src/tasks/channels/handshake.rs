@@ -29,7 +29,7 @@ const UNACKED: Duration = Duration::from_secs(20);
 pub(crate) struct Ready {
     pub stream: TlsStream<TcpStream>,
     pub frames: Frames,
-    pub met: Accepted,
+    pub accepted: Accepted,
     pub key: Key,
     /// How many lookups the peer keeps for us, from its hello.
     pub room: usize,
@@ -226,10 +226,10 @@ pub(crate) async fn dial(ctx: &Context, peer: &Peer) -> Result<Ready, Failure> {
         part(&mut stream, CloseReason::Identity, &text).await;
         return Err(fail(text));
     }
-    let met = met(greeting, node, address, &theirs, true);
+    let accepted = accepted(greeting, node, address, &theirs, true);
     Ok(Ready {
-        room: met.0,
-        met: met.1,
+        room: accepted.0,
+        accepted: accepted.1,
         stream: stream.into(),
         frames,
         key,
@@ -301,10 +301,10 @@ pub(crate) async fn accept(
         part(&mut stream, CloseReason::Identity, OLDER).await;
         return Err(Failure::new(Some(node), OLDER));
     }
-    let met = met(greeting, node, from.to_string(), &theirs, false);
+    let accepted = accepted(greeting, node, from.to_string(), &theirs, false);
     Ok(Ready {
-        room: met.0,
-        met: met.1,
+        room: accepted.0,
+        accepted: accepted.1,
         stream: stream.into(),
         frames,
         key,
@@ -315,14 +315,14 @@ pub(crate) async fn accept(
 const OLDER: &str =
     "its certificate is older than its node: it was made for a former one of this name";
 
-fn met(
+fn accepted(
     g: Greeting,
     node: &Name,
     address: String,
     t: &certificate::Facts,
     we_dialed: bool,
 ) -> (usize, Accepted) {
-    let met = Accepted {
+    let accepted = Accepted {
         node: node.clone(),
         address,
         incarnation: g.incarnation,
@@ -332,7 +332,7 @@ fn met(
         life_s: t.life_s(),
         we_dialed,
     };
-    (g.lookups, met)
+    (g.lookups, accepted)
 }
 
 /// A peer's text without control characters and of limited length, fit for a log.

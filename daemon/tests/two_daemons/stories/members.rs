@@ -40,7 +40,7 @@ fn a_node_goes_and_comes_again() {
     for e in [0, 1] {
         let _ = s.down(e);
         s.send(e, 10);
-        s.hurry();
+        s.serve_3s();
         s.recv_all(1 - e);
         (0..2).for_each(|e| s.hear(e));
     }
@@ -51,7 +51,7 @@ fn a_node_goes_and_comes_again() {
         s.w.conns.borrow()[0].ends[e].borrow_mut().excused = true;
         s.process(e).borrow_mut().abort(0);
     }
-    s.hurry();
+    s.serve_3s();
     assert!(!s.rails_of(0).contains("[n1: "), "{}", s.rails_of(0));
     assert!(counts(&s) >= before);
     s.list(0, Known::All);

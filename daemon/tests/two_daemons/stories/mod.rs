@@ -151,7 +151,7 @@ impl Story {
     }
 
     /// The same, until they wait no more for bytes to arrive.
-    fn hurry(&self) {
+    fn serve_3s(&self) {
         for _ in 0..60 {
             self.w.pass(50 * MS);
             (0..2).for_each(|n| self.serve(n));

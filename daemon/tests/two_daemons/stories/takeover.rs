@@ -115,7 +115,7 @@ fn an_end_on_its_way_down() {
         let (s, fd) = start();
         s.room(all - at);
         s.kill(1);
-        s.hurry(); // with nothing on TCP yet it might wait for the ring to arrive
+        s.serve_3s(); // with nothing on TCP yet it might wait for the ring to arrive
         assert_eq!(s.on_tcp(&fd), all);
         drop(fd);
         s.whole(0);
@@ -350,7 +350,7 @@ fn the_last_close_waits_for_what_was_sent() {
             outstanding(false);
             s.keep();
         } else {
-            s.hurry();
+            s.serve_3s();
         }
         assert!(!taken(), "{}", s.rails_of(1));
         s.whole(0);
@@ -399,7 +399,7 @@ fn an_end_that_cannot_be_announced() {
                 s.cut_and_noticed();
                 s.keep();
             } else {
-                s.hurry();
+                s.serve_3s();
             }
             assert_eq!(taken(), takeover::DONE);
             assert_eq!(s.on_tcp(&fd), 10 + FRAME + 3000);

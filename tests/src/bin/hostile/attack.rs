@@ -28,8 +28,8 @@ pub fn attack(kind: u64, o: Offer, l: &LinkGroup, conn: &mut Conn, r: &mut Rando
     };
     match kind {
         0 => a.random_words(),
-        1 => a.near_words(true),
-        2 => a.near_words(false),
+        1 => a.local_words(true),
+        2 => a.local_words(false),
         3 => a.bytes_that_change(true),
         4 => a.bytes_that_change(false),
         5 => a.bell_that_is_full(),
@@ -79,7 +79,7 @@ impl Attack<'_> {
     }
 
     /// The lane's own words, one after the other, with values near the right ones.
-    fn near_words(&mut self, steady: bool) {
+    fn local_words(&mut self, steady: bool) {
         let (txw, rxw) = (&self.control.tx[self.lane], &self.control.rx[self.lane]);
         for step in 0..3000u64 {
             let r = &mut *self.r;
