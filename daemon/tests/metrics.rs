@@ -201,11 +201,14 @@ fn a_program_that_lies_about_itself() {
         assert_eq!(shown, [Some(f64::from(n)); 2]);
     }
     let all = d.metrics();
-    for lies in [
+    for impossible in [
         "underpass_implausible_reports_total",
         "underpass_pod_implausible_reports_total{namespace=\"\",pod=\"\"}",
     ] {
-        assert!(value(&all, lies) >= Some(3.0), "{lies} in {all}");
+        assert!(
+            value(&all, impossible) >= Some(3.0),
+            "{impossible} in {all}"
+        );
     }
     check(&all);
 }

@@ -126,7 +126,7 @@ fn unknown_and_lies(fake: &Fake, a: &Node) -> Result<Running> {
         ))
     })
     .with_context(|| p.stdout())?;
-    ensure!(a.peer("n3")?["lies"] == 1, "{}", a.picture());
+    ensure!(a.peer("n3")?["false_claims"] == 1, "{}", a.picture());
     ensure!(
         !p.stdout().contains(r#""lookup":11"#),
         "its own address is not"

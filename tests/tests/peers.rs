@@ -142,7 +142,11 @@ fn root_a_node_that_lies_about_addresses() -> Result<()> {
     let t = Talk::between(&a, &b, 1)?;
     b.await_reasons(1, "wrong-node", "wrong-node")?;
     a.await_reasons(1, "peer-daemon", "-")?; // it looks at n3, which is not there
-    ensure!(a.peer("n2")?["lies"].as_u64() > Some(0), "{}", a.picture());
+    ensure!(
+        a.peer("n2")?["false_claims"].as_u64() > Some(0),
+        "{}",
+        a.picture()
+    );
     ensure!(a.paired()? == 0 && b.paired()? == 0);
     t.end()?;
     // Corrected, all is well.

@@ -62,8 +62,8 @@ fn table(node: &NodeState, peers: &[PeerState], refused: &[RefusedState]) -> Str
         if !p.reason.is_empty() {
             t.push_str(&format!("    {}\n", clean(&p.reason)));
         }
-        if p.lies != 0 {
-            let n = p.lies;
+        if p.false_claims != 0 {
+            let n = p.false_claims;
             t.push_str(&format!(
                 "    spoke for an address of another node {n} times\n"
             ));

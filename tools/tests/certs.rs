@@ -140,7 +140,7 @@ fn peers_as_table_and_json() {
             state: "down".into(),
             since: 1_790_000_000,
             reason: "cannot\u{7} connect".into(),
-            lies: 2,
+            false_claims: 2,
             ..PeerState::default()
         }],
         refused: vec![RefusedState {

@@ -268,7 +268,7 @@ pub struct PeerState {
     /// Ends that one node looks for at the other.
     pub lookups: u64,
     /// How often it spoke for an address that is not its own.
-    pub lies: u64,
+    pub false_claims: u64,
 }
 
 /// What stands between this node and the one that a connection leads to. Names and `trouble` are

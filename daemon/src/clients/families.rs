@@ -483,9 +483,9 @@ mod tests {
         };
         join(&mut f, 1);
         join(&mut f, 2);
-        let lies = [u64::MAX, 0, u64::MAX / 2, 1 << 40, 3, 1, u64::MAX - 1, 4];
+        let impossible = [u64::MAX, 0, u64::MAX / 2, 1 << 40, 3, 1, u64::MAX - 1, 4];
         let (mut before, mut now) = (0, 0);
-        for (n, lie) in (1..).zip(lies) {
+        for (n, lie) in (1..).zip(impossible) {
             now = n;
             f.was_read(&reading(1, resets(lie), n), at(n));
             f.was_read(&reading(2, resets(n), n), at(n));

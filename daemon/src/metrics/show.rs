@@ -342,7 +342,7 @@ fn nodes(node: &NodeState, peers: &[Peer]) -> Vec<Metric> {
         "underpass_certificate_lifetime_seconds",
         "For how long it is valid from the beginning",
     );
-    let mut lies = Metric::new(
+    let mut false_claims = Metric::new(
         "underpass_peer_lies",
         "Times that a node spoke for an address that is not its own",
     );
@@ -355,7 +355,7 @@ fn nodes(node: &NodeState, peers: &[Peer]) -> Vec<Metric> {
     for p in peers.iter().map(|p| &p.state) {
         let at = [("node", p.name.as_str())];
         up = up.with(&at, Value::Gauge(float((p.state == "up").into())));
-        lies = lies.with(&at, Value::Count(p.lies));
+        false_claims = false_claims.with(&at, Value::Count(p.false_claims));
         if let (Some(t), Some(s)) = (p.expires, p.life_s) {
             let at = [at[0], ("whose", "peer")];
             expiry = expiry.with(&at, time(t));
@@ -372,7 +372,7 @@ fn nodes(node: &NodeState, peers: &[Peer]) -> Vec<Metric> {
         "Ends that wait for one of another node",
         node.waiting,
     );
-    vec![up, expiry, life, lies, trouble, waiting]
+    vec![up, expiry, life, false_claims, trouble, waiting]
 }
 
 fn rails(all: &[RailStats]) -> Vec<Metric> {

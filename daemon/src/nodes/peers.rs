@@ -290,10 +290,10 @@ impl Peers {
     /// For `underpass peers`.
     pub fn states(&self) -> (NodeState, Vec<PeerState>, Vec<RefusedState>) {
         let state = |p: &Peer| {
-            let (lookups, lies) = self.pairing.counts(&p.state.name);
+            let (lookups, false_claims) = self.pairing.counts(&p.state.name);
             PeerState {
                 lookups: lookups as u64,
-                lies,
+                false_claims,
                 ..p.state.clone()
             }
         };

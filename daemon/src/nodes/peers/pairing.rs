@@ -286,7 +286,7 @@ impl Pairing {
         let evidence = (&theirs.claim, theirs.at_ns);
         if let Err(r) = judge(&*self.directory, node, evidence, (&s.end, record), now) {
             s.note.local = r.code();
-            t.lies += u64::from(r == Reason::WrongNode);
+            t.false_claims += u64::from(r == Reason::WrongNode);
             let reason = r.code();
             return t.send(Msg::Hint { lookup, reason }, out);
         }
@@ -458,7 +458,7 @@ impl Pairing {
     /// Number of lookups that `node` has with us or we have with it, and of its claims about other nodes' addresses.
     pub fn counts(&self, node: &str) -> (usize, u64) {
         let t = self.tables.get(node);
-        t.map_or((0, 0), |t| (t.lookups.len() + t.sent.len(), t.lies))
+        t.map_or((0, 0), |t| (t.lookups.len() + t.sent.len(), t.false_claims))
     }
 
     /// Has this node said that it has RDMA devices which are up?

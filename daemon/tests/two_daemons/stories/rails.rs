@@ -37,17 +37,17 @@ impl Story {
 #[test]
 fn a_peer_that_breaks_the_protocol_waits_for_its_rails() {
     let s = Story::before();
-    let lies = Rc::new(Cell::new(true));
-    let told = lies.clone();
+    let impossible = Rc::new(Cell::new(true));
+    let told = impossible.clone();
     s.w.verbs.set_lie(move |node, bytes| {
         if node == 0 && told.get() {
             bytes.truncate(1);
         }
     });
     for (seconds, works_then) in [(2, false), (4, true), (2, true)] {
-        lies.set(true);
+        impossible.set(true);
         s.until("a violation", |s| s.shows(1, "rails 0"));
-        lies.set(!works_then);
+        impossible.set(!works_then);
         let ms = s.until("rails", |s| s.shows(1, "rails 2"));
         assert!(
             ms.abs_diff(seconds * 1000) < 150,
@@ -57,7 +57,7 @@ fn a_peer_that_breaks_the_protocol_waits_for_its_rails() {
             s.until("a link", |s| s.shows(1, "up true"));
         }
     }
-    lies.set(false);
+    impossible.set(false);
     s.connect();
     s.whole(1000);
 }

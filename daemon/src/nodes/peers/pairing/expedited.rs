@@ -61,7 +61,7 @@ impl Pairing {
             Owner::Nobody => return,
             _ => {
                 if let Some(t) = self.tables.get_mut(node) {
-                    t.lies += 1;
+                    t.false_claims += 1;
                 }
                 return;
             }

@@ -51,7 +51,7 @@ impl Pairing {
         };
         let old = std::mem::replace(t, Table::new(&own, node.clone()));
         t.down = why;
-        t.lies = old.lies;
+        t.false_claims = old.false_claims;
         for m in old.makes.into_values() {
             self.place(m.sought, now, alive, out);
         }
@@ -205,7 +205,7 @@ impl Pairing {
         }
         let owner = self.directory.owner(claim.local.ip());
         if owner != Owner::Nobody && owner != Owner::Peer(node.clone()) {
-            t.lies += 1;
+            t.false_claims += 1;
             let reason = Reason::WrongNode.code();
             // Stored nevertheless, so that its number stays used; it never becomes a pair.
             t.send(Msg::Hint { lookup: id, reason }, out);
@@ -259,7 +259,7 @@ impl Pairing {
         };
         if let Err(r) = verdict {
             s.note.local = r.code();
-            t.lies += u64::from(r == Reason::WrongNode);
+            t.false_claims += u64::from(r == Reason::WrongNode);
             return t.send(fail(r), out);
         }
         let (who, local, cookie) = (s.who, s.end.local.ip(), s.end.cookie);

@@ -37,7 +37,7 @@ pub(super) struct Table {
     pub numbers: HashMap<EndKey, u64>,
     pub parked: VecDeque<EndKey>,
     /// Claims about addresses that are not the peer's.
-    pub lies: u64,
+    pub false_claims: u64,
     /// The refusal that the peer told last.
     pub said: Option<u32>,
 }
@@ -63,7 +63,7 @@ impl Table {
             sent: BTreeMap::new(),
             numbers: HashMap::new(),
             parked: VecDeque::new(),
-            lies: 0,
+            false_claims: 0,
             said: None,
         }
     }
