@@ -191,7 +191,7 @@ fn a_lane_that_is_not_made() {
         let s = Story::before();
         s.w.open([PLENTY, PLENTY]);
         let making = |n: usize| !s.rails_of(n).contains(" 0 in the making");
-        let making = (0..10_000).find_map(|_| {
+        let found = (0..10_000).find_map(|_| {
             (0..2).for_each(|e| s.register(e));
             s.w.pass(MS / 10);
             (0..2).find(|n| {
@@ -199,7 +199,7 @@ fn a_lane_that_is_not_made() {
                 making(*n)
             })
         });
-        let n = making.expect("a lane in the making");
+        let n = found.expect("a lane in the making");
         if !silent {
             s.w.set_channel(false);
         }
