@@ -34,7 +34,7 @@ use crate::tcp::port::{self, Sock};
 use crate::tcp::{self, ends, probes};
 use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
-use lane::abi::{Epoch, LocWord, EPOCHS};
+use lane::abi::{Epoch, Loc, LocWord, EPOCHS};
 use lane::family::{flag, state, Cause, Conn};
 use lane::half::Memory;
 use lane::num;
@@ -239,17 +239,9 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     if fuse::is_blown() {
         return refuse(Reason::Fuse, register::FUSE_MS);
     }
-    // Both ends have finished with the previous use of the slot: its rings are free.
-    let slot = &group.rings[lane_no as usize];
-    for r in slot {
-        if let Some(loc) = r.swap(LocWord::NONE, Relaxed).loc() {
-            group.free(loc);
-        }
-    }
-    let Some(loc) = group.alloc(daemon::ring_sizes().0, daemon::want_chunk) else {
+    let Some(loc) = new_ring(group, lane_no) else {
         return refuse(Reason::Memory, 50);
     };
-    slot[0].store(loc.word(), Relaxed);
     c.rx.attach(&m, epoch, tag);
     c.tx.attach(&m, epoch, loc); // marks all words as those of this use: see `RxState::said`
     c.tx.set_tag(tag);
@@ -274,6 +266,19 @@ pub fn attach(group: &LinkGroup, lane_no: u32, i: u32, gen: u32, epoch: Epoch, t
     ready_locked(i, c, l);
     waiters::look(i);
     true
+}
+
+/// The ring of a new use of the slot. Both ends have finished with the previous use: its rings are free.
+fn new_ring(group: &LinkGroup, lane_no: u32) -> Option<Loc> {
+    let slot = &group.rings[lane_no as usize];
+    for r in slot {
+        if let Some(loc) = r.swap(LocWord::NONE, Relaxed).loc() {
+            group.free(loc);
+        }
+    }
+    let loc = group.alloc(daemon::ring_sizes().0, daemon::want_chunk)?;
+    slot[0].store(loc.word(), Relaxed);
+    Some(loc)
 }
 
 /// Writes down which lane the connection has.

@@ -179,6 +179,18 @@ pub fn pods_of_two_nodes(agent: &str) -> Result<()> {
     done.map_err(|e| e.context(control.picture()).context(lab.evidence()))
 }
 
+/// What the pod `load` stores at the server is what it reads back.
+fn bytes_come_back(client: &Member, at: &str) -> Result<()> {
+    let line = format!(
+        "head -c {BYTES} /dev/urandom >/tmp/a && redis-cli -h {at} -x set k </tmp/a && \
+         redis-cli -h {at} --raw get k | head -c {BYTES} >/tmp/b && sha256sum </tmp/a && sha256sum </tmp/b"
+    );
+    let said = client.exec("load", &line)?;
+    let lines: Vec<&str> = said.lines().collect();
+    ensure!(lines.len() == 3 && lines[1] == lines[2], "{said}");
+    Ok(())
+}
+
 fn with(control: &Cluster, lab: &mut Lab, outside: usize) -> Result<()> {
     let dirs = tempfile::Builder::new().prefix("upnodes-").tempdir()?;
     for at in NODES {
@@ -205,23 +217,23 @@ fn with(control: &Cluster, lab: &mut Lab, outside: usize) -> Result<()> {
         peers.into_iter().all(|p| p.contains(" up "))
     };
     until("the daemons have a channel", SLOW, up)?;
-    let [far, near] = ["lab1", "lab2"];
+    let [remote, local] = ["lab1", "lab2"];
     let rails = || {
         let path = "jsonpath={.status.allocatable.underpass\\.io/rail}";
         let has = |n| control.kubectl(&["get", "node", n, "-o", path]);
-        [far, near]
+        [remote, local]
             .iter()
             .all(|n| has(n).is_ok_and(|said| said == "1k"))
     };
     until("both nodes have rails", SLOW, rails)?;
     let mut redis = Workload::new("redis", REDIS).annotated("underpass.io/enabled", "true");
-    redis.node = Some(far);
+    redis.node = Some(remote);
     redis.resource = Some("underpass.io/rail");
     control.apply(&redis.text())?;
     control.rolled_out_within("shop", "redis", SLOW)?;
     let at = control.address_of("shop", "redis")?;
     let mut load = Workload::new("load", counts(&at)).annotated("underpass.io/enabled", "true");
-    load.node = Some(near);
+    load.node = Some(local);
     control.apply(&load.text())?;
     control.rolled_out_within("shop", "load", SLOW)?;
     let on = |mode: &str| members[0].is_on("redis", mode) && members[1].is_on("load", mode);
@@ -234,13 +246,7 @@ fn with(control: &Cluster, lab: &mut Lab, outside: usize) -> Result<()> {
         members.iter().map(said).collect::<Vec<_>>().join("\n")
     };
     until("both ends are on RDMA", SLOW, || on("SMCR")).with_context(picture)?;
-    let line = format!(
-        "head -c {BYTES} /dev/urandom >/tmp/a && redis-cli -h {at} -x set k </tmp/a && \
-         redis-cli -h {at} --raw get k | head -c {BYTES} >/tmp/b && sha256sum </tmp/a && sha256sum </tmp/b"
-    );
-    let said = members[1].exec("load", &line)?;
-    let lines: Vec<&str> = said.lines().collect();
-    ensure!(lines.len() == 3 && lines[1] == lines[2], "{said}");
+    bytes_come_back(&members[1], &at)?;
     // The client stops if a number is not the next one: it counts on through all of this.
     let counts_on = || -> Result<()> {
         let counted = || -> u64 {

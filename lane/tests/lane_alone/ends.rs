@@ -140,8 +140,11 @@ fn what_wakes_a_receive() {
     assert_eq!(recv(&e, 3), Received::Bytes(3));
     assert_eq!(recv(&e, 3), Received::Tcp);
     assert_eq!(e.rx.probe(&m, &e.tcp), None);
+}
 
-    // A revocation: what the sender answers.
+/// A receive that waits for a revocation has news of what the sender answers.
+#[test]
+fn what_wakes_a_revoking_receive() {
     let e = on_ring(false);
     let m = e.memory();
     e.puts(0, &bytes(0, 3));
@@ -151,8 +154,11 @@ fn what_wakes_a_receive() {
         assert_eq!(e.rx.has_news(&m), has_news);
         assert_eq!(e.rx.ready(&m), None);
     }
+}
 
-    // After a frame: the ring's bytes, then TCP.
+/// After a frame: the ring's bytes, then TCP.
+#[test]
+fn what_wakes_a_receive_after_a_frame() {
     let e = on_ring(false);
     let m = e.memory();
     e.arrives(&down(0, 3));
@@ -166,8 +172,11 @@ fn what_wakes_a_receive() {
     assert_eq!(recv(&e, 9), Received::Bytes(2));
     assert_ne!(mode_of(&e), mode::RING);
     assert_eq!((e.rx.has_news(&m), e.rx.ready(&m)), (false, None));
+}
 
-    // An end that was announced is always ready.
+/// An end that was announced is always ready.
+#[test]
+fn an_announced_end_is_ready() {
     let e = on_ring(true);
     let m = e.memory();
     e.puts(0, &bytes(0, 3));

@@ -153,10 +153,30 @@ impl Cut {
         if sends && ours && r < num::ssize(want) {
             l.starved.store(1, Relaxed);
         }
-        let more = match r {
+        let whole = r == num::ssize(want);
+        match self.goes_on(way, (c, fd), r, whole, first) && iov.left() > 0 {
+            true => Continue(()),
+            false if *total == 0 => Break(r),
+            false if sends => Break(short::counted((c, l), fd, *total, iov.left())),
+            false => Break(num::ssize(*total)),
+        }
+    }
+
+    /// Is another part made after one with the result `r`? `whole`: it moved all that it was given; `first`: it was the
+    /// first one.
+    fn goes_on(
+        &mut self,
+        way: Way,
+        (c, fd): (&Conn, i32),
+        r: isize,
+        whole: bool,
+        first: bool,
+    ) -> bool {
+        let sends = way == Way::Send;
+        match r {
             // (A first send that falls short was ended by a signal, a time-out or an error, as the kernel
             // decided.)
-            r if r > 0 => !(sends && first) || r == num::ssize(want),
+            r if r > 0 => !(sends && first) || whole,
             AGAIN if !first => !sends || self.wait(fd, libc::POLLOUT),
             r => {
                 if !first && r < 0 {
@@ -165,12 +185,6 @@ impl Cut {
                 }
                 false
             }
-        };
-        match more && iov.left() > 0 {
-            true => Continue(()),
-            false if *total == 0 => Break(r),
-            false if sends => Break(short::counted((c, l), fd, *total, iov.left())),
-            false => Break(num::ssize(*total)),
         }
     }
 

@@ -16,40 +16,46 @@ use lane::proto::reason::Reason;
 /// Milliseconds between two looks whether an operator has mended the fuse.
 pub(super) const FUSE_MS: u64 = 1000;
 
-/// Registers the connection if nothing forbids it now.
-pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
+/// May the connection be registered, as far as that can be told without its locks? If not, the reason is noted.
+fn may_register(i: u32, c: &Conn) -> bool {
     if !daemon::ensure() {
         if env::eager() {
             daemon::await_greeting();
         }
         if !daemon::ensure() {
-            return match daemon::fd() >= 0 {
+            match daemon::fd() >= 0 {
                 true => table::later(c, Reason::TimeoutDaemon, 2), // a greeting was sent, and the answer comes soon
                 false => table::later(c, daemon::absence(), 50),
-            };
+            }
+            return false;
         }
     }
     if !daemon::has_credit() || !daemon::settle() {
-        return table::later(c, Reason::TimeoutDaemon, 20);
-    }
-    if fuse::is_blown() {
+        table::later(c, Reason::TimeoutDaemon, 20);
+    } else if fuse::is_blown() {
         if fuse::is_news() {
             daemon::fuse_blown();
         }
-        return table::later(c, Reason::Fuse, FUSE_MS);
-    }
-    if table::holders(c) != 1 {
+        table::later(c, Reason::Fuse, FUSE_MS);
+    } else if table::holders(c) != 1 {
         table::forget_zombies(c);
-        return table::later(c, Reason::Shared, 100);
+        table::later(c, Reason::Shared, 100);
+    } else if sets::unservable(i) {
+        table::later(c, Reason::EpollShared, 1000);
+    } else if unwatched(c) || sets::unwaited(i) {
+        set_reason(c, Reason::EpollShared); // until the first poll, registration or wait
+    } else if received::is_twice(i, c) {
+        table::later(c, Reason::HeldElsewhere, 2000);
+    } else {
+        return true;
     }
-    if sets::unservable(i) {
-        return table::later(c, Reason::EpollShared, 1000);
-    }
-    if unwatched(c) || sets::unwaited(i) {
-        return set_reason(c, Reason::EpollShared); // until the first poll, registration or wait
-    }
-    if received::is_twice(i, c) {
-        return table::later(c, Reason::HeldElsewhere, 2000);
+    false
+}
+
+/// Registers the connection if nothing forbids it now.
+pub(super) fn try_register(i: u32, fd: i32, c: &Conn) {
+    if !may_register(i, c) {
+        return;
     }
     let (Some(_t), Some(_r)) = (lock::try_lock(&c.tx.lock), lock::try_lock(&c.rx.lock)) else {
         return;

@@ -108,38 +108,16 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) ->
         return false;
     }
     let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, 0, 0);
-    let lane = table::conn(conn).lane.load(Relaxed) as usize;
-    let g = (lane / LANES_PER_COUNTER).min(COUNTERS - 1);
-    reg.slot.store(num::small(k * COUNTERS + g), Relaxed);
-    reg.next_counter.store(s.chain[k][g].load(Relaxed), Relaxed);
-    if s.counters[k].load(Relaxed) & (1 << g) == 0 {
-        s.chain[k][g].store(0, Relaxed);
-        reg.next_counter.store(0, Relaxed);
-        // What was published up to now is looked at below.
-        if let Some(ctl) = group.peer.control() {
-            s.seen[k][g].store(notify::counter(&ctl.seq[g].0), Relaxed);
-        }
-        s.counters[k].fetch_or(1 << g, Relaxed);
-    }
-    s.chain[k][g].store(r, Relaxed);
+    count_with(s, (r, reg), conn, k, group);
     reg.tcp.store(0, Relaxed);
-    // If TCP has space now, the inner set's first report says so and is no news. If not, later space is news.
-    let tcp_pos = table::conn(conn).tx.tcp_pos.load(Relaxed);
+    let tcp_pos = c.tx.tcp_pos.load(Relaxed);
     reg.tcp_pos.store(tcp_pos, Relaxed);
-    let space = sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
-    let fresh = if space { FRESH } else { 0 };
-    // Was the application already told that there is space, and has it not used that up since?
-    let told = space
-        && num::signed(s.told.load(SeqCst).wrapping_sub(reg.armed_at.load(Relaxed))) > 0
-        && table::local(conn).starved.load(Relaxed) == 0;
-    let out = if told { 0 } else { EDGE_OUT };
+    let space = space_flags(s, reg, l, fd);
     let kin = if group.is_inherited() { KIN } else { 0 };
     s.kin.fetch_add(u32::from(kin != 0), Relaxed);
-    reg.flags
-        .store(ACTIVE | fresh | EDGE_IN | out | kin, Relaxed);
+    reg.flags.store(ACTIVE | EDGE_IN | space | kin, Relaxed);
     // An idle registration is queued only when it has news. (Whatever is published after the head is loaded counts as
     // news.)
-    let (c, l) = (table::conn(conn), table::local(conn));
     let head = attached::mapped(c, l).map_or(Cursor::UNSEEN, |(_, m)| m.peer_head().load(Acquire));
     reg.last_head.store(head, Relaxed);
     let error = c.has_error() || l.owes_notifications();
@@ -159,6 +137,37 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) ->
     }
     notify_if_waiting(set as usize);
     true
+}
+
+/// The registration joins those whose lanes have a publish counter of the link group in common: `k` is the link group's
+/// slot. Set lock held.
+fn count_with(s: &Set, (r, reg): (u32, &Reg), conn: u32, k: usize, group: &LinkGroup) {
+    let lane = table::conn(conn).lane.load(Relaxed) as usize;
+    let g = (lane / LANES_PER_COUNTER).min(COUNTERS - 1);
+    reg.slot.store(num::small(k * COUNTERS + g), Relaxed);
+    reg.next_counter.store(s.chain[k][g].load(Relaxed), Relaxed);
+    if s.counters[k].load(Relaxed) & (1 << g) == 0 {
+        s.chain[k][g].store(0, Relaxed);
+        reg.next_counter.store(0, Relaxed);
+        // What was published up to now is looked at by the caller.
+        if let Some(ctl) = group.peer.control() {
+            s.seen[k][g].store(notify::counter(&ctl.seq[g].0), Relaxed);
+        }
+        s.counters[k].fetch_or(1 << g, Relaxed);
+    }
+    s.chain[k][g].store(r, Relaxed);
+}
+
+/// What a registration that moves has to tell of TCP's space.
+fn space_flags(s: &Set, reg: &Reg, l: &table::Local, fd: i32) -> u32 {
+    // If TCP has space now, the inner set's first report says so and is no news. If not, later space is news.
+    let space = sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0;
+    let fresh = if space { FRESH } else { 0 };
+    // Was the application already told that there is space, and has it not used that up since?
+    let told = space
+        && num::signed(s.told.load(SeqCst).wrapping_sub(reg.armed_at.load(Relaxed))) > 0
+        && l.starved.load(Relaxed) == 0;
+    fresh | if told { 0 } else { EDGE_OUT }
 }
 
 /// Makes sure that the set has its inner set. Set lock held.

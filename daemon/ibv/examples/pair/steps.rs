@@ -164,8 +164,11 @@ pub fn serve(control: Control) -> Result<()> {
     end.control.meet("failed")?;
     drop(c);
 
-    // We answer nothing any more, in one of two ways.
-    let c = Conn::new(&mut end, Some(&mr), RTS, 8)?;
+    answer_nothing(&Conn::new(&mut end, Some(&mr), RTS, 8)?)
+}
+
+/// We answer nothing any more, in one of two ways.
+fn answer_nothing(c: &Conn) -> Result<()> {
     loop {
         let Some(got) = c.completions(1, LONG)?.pop() else {
             println!("serve: nothing came in {LONG:?}");

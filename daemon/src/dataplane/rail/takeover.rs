@@ -209,15 +209,10 @@ impl<V: Provider> Rails<V> {
             .filter(|n| n.incarnation == remote_group.incarnation);
         let rail = node.is_some_and(|n| n.up);
         let state = m.own_tx().state.load(Acquire); // pairs with the Release in `TxState::say`
-        if l.ending.is_none() && l.takeover.is_none() && l.is_left(&m) {
-            l.end(now, Ending::Over, false);
-        }
-        if l.ending.is_none() && l.takeover.is_none() {
-            match l.is_overdue(&m, state, rail, now) {
-                None => return false,
-                Some(false) => return true,
-                Some(true) => {}
-            }
+        match l.is_due(&m, state, rail, now) {
+            None => return false,
+            Some(false) => return true,
+            Some(true) => {}
         }
         let Some(sock) = l.sock.clone() else {
             // The process never gave us its socket; without that the lane was never invited to go up.
@@ -407,6 +402,18 @@ impl Takeover {
 impl Lane {
     fn is_over(&self) -> bool {
         self.ending == Some(Ending::Over)
+    }
+
+    /// Is it the daemon's turn: does the lane end, is it taken over, or is its end late? As [`Lane::is_overdue`].
+    fn is_due(&mut self, m: &Memory<'_>, state: TxWord, rail: bool, now: u64) -> Option<bool> {
+        let untouched = |l: &Lane| l.ending.is_none() && l.takeover.is_none();
+        if untouched(self) && self.is_left(m) {
+            self.end(now, Ending::Over, false);
+        }
+        match untouched(self) {
+            true => self.is_overdue(m, state, rail, now),
+            false => Some(true),
+        }
     }
 
     /// Has its end had the time that it may take to go down by itself? `None`: it does not have to.

@@ -77,25 +77,31 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
     if !promotion::service(c, group, &m, fd) && ev == 0 {
         return None;
     }
-    if want & OUT != 0 {
-        let up = c.tx.mode.load(Relaxed) == tx::mode::RING;
-        let ok = if up {
-            writable(c, l, group, fd, &m)
-        } else {
-            if c.tx.mode.load(Relaxed) == tx::mode::DRAIN {
-                let _g = take(&c.tx.lock)?;
-                let _ = c.tx.look(&m, &port);
-                promotion::shut_late(c, fd);
-            }
-            c.tx.mode.load(Relaxed) == tx::mode::TCP
-                && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0
-        };
-        if ok {
-            ev |= OUT;
-            room::has_room(l);
-        }
+    if want & OUT != 0 && has_space((c, l), (group, &m), fd, take)? {
+        ev |= OUT;
+        room::has_room(l);
     }
     Some(ev)
+}
+
+/// Is there space for a send, on the ring or on TCP? `None`: as of [`state`].
+#[inline(always)]
+fn has_space<'a, G>(
+    (c, l): (&'a Conn, &Local),
+    (group, m): (&LinkGroup, &Memory),
+    fd: i32,
+    take: impl FnOnce(&'a core::sync::atomic::AtomicU32) -> Option<G>,
+) -> Option<bool> {
+    if c.tx.mode.load(Relaxed) == tx::mode::RING {
+        return Some(writable(c, l, group, fd, m));
+    }
+    if c.tx.mode.load(Relaxed) == tx::mode::DRAIN {
+        let _g = take(&c.tx.lock)?;
+        let _ = c.tx.look(m, &Sock::new(fd, group));
+        promotion::shut_late(c, fd);
+    }
+    let on_tcp = c.tx.mode.load(Relaxed) == tx::mode::TCP;
+    Some(on_tcp && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0)
 }
 
 /// Is there space on the ring? If there has been none for too long, goes down to TCP, which has larger buffers.

@@ -86,41 +86,12 @@ pub unsafe fn wait(
     if counted && s.lanes.load(SeqCst) != 0 {
         awake(s);
     } else if plain && (counted || timeout_ms == 0) {
-        hear(s);
-        let undo = || {
-            if counted {
-                awake(s);
-            }
-            wait_over(i, s);
-        };
-        let r = thread::or_undo(&undo, || {
-            thread::outside(|| native(ep, evs, max, timeout_ms))
-        });
-        if counted {
-            crate::preserving_errno(|| awake(s));
+        let native = || native(ep, evs, max, timeout_ms);
+        // SAFETY: passed on.
+        let done = unsafe { wait_plain((i, s), (evs, max_n), counted, native) };
+        if let Some(r) = done {
+            return r;
         }
-        let mut n = num::word(r.max(0));
-        if r >= 0 {
-            told(s, n, max_n);
-        }
-        // SAFETY: the kernel wrote `n` events. (The event that it had no memory for may have been the inner set's.)
-        let ours = r > 0 && unsafe { strip(evs, &mut n) }.is_some() || faulted(s, r);
-        if ours && n == 0 && s.inner.load(Relaxed) < 0 {
-            // Only the parent's inner set is ready, which concerns only the parent: sleep 1 ms instead of looping at
-            // full speed.
-            let _ = sys::poll_ms(-1, 0, 1);
-        }
-        if !ours || n > 0 {
-            if ours {
-                crate::preserving_errno(|| {
-                    inner(i, s);
-                    pass_on(s);
-                });
-            }
-            wait_over(i, s);
-            return if r < 0 { r } else { num::int(n as u64) };
-        }
-        crate::preserving_errno(|| inner(i, s));
     }
     let mut lanes = Lanes {
         i,
@@ -135,6 +106,51 @@ pub unsafe fn wait(
     let r = engine::wait(&mut lanes, until, start);
     wait_over(i, s);
     r
+}
+
+/// The wait on a set that has no lane: the application's own call. `None`: only the inner set was ready, so the lanes are
+/// looked at. `counted`: this thread counts among the sleepers.
+///
+/// # Safety
+/// `evs` is the application's array of `max` events.
+#[inline(always)]
+unsafe fn wait_plain(
+    (i, s): (u32, &Set),
+    (evs, max): (*mut epoll_event, usize),
+    counted: bool,
+    native: impl Fn() -> i32,
+) -> Option<i32> {
+    hear(s);
+    let undo = || {
+        if counted {
+            awake(s);
+        }
+        wait_over(i, s);
+    };
+    let r = thread::or_undo(&undo, || thread::outside(native));
+    if counted {
+        crate::preserving_errno(|| awake(s));
+    }
+    let mut n = num::word(r.max(0));
+    if r >= 0 {
+        told(s, n, max);
+    }
+    // SAFETY: the kernel wrote `n` events. (The event that it had no memory for may have been the inner set's.)
+    let ours = r > 0 && unsafe { strip(evs, &mut n) }.is_some() || faulted(s, r);
+    if ours && n == 0 && s.inner.load(Relaxed) < 0 {
+        // Only the parent's inner set is ready, which concerns only the parent: sleep 1 ms instead of looping at
+        // full speed.
+        let _ = sys::poll_ms(-1, 0, 1);
+    }
+    if ours {
+        crate::preserving_errno(|| inner(i, s));
+        if n == 0 {
+            return None;
+        }
+        crate::preserving_errno(|| pass_on(s));
+    }
+    wait_over(i, s);
+    Some(if r < 0 { r } else { num::int(n as u64) })
 }
 
 /// Lists what is ready: the kernel's events, then the lanes. `None`: the array has no memory for an event.

@@ -166,6 +166,20 @@ pub(super) fn nri() -> Vec<Vec<u8>> {
     vec![in_pieces(0, &stream), in_pieces(50, &stream)]
 }
 
+fn snapshot(epoch: Epoch, cursor: Cursor) -> Body {
+    Body::Cdc(Cdc {
+        head: cursor,
+        cursor,
+        tx_epoch: epoch,
+        tx_phase: tx::UP,
+        rx_epoch: epoch,
+        rx_flags: rx::READY,
+        flags: flag::WANT_SPACE | flag::VALIDATE,
+        moves: 1,
+        acked_moves: 1,
+    })
+}
+
 pub(super) fn queue() -> Vec<Vec<u8>> {
     let end = LinkEnd {
         link: 5,
@@ -178,17 +192,7 @@ pub(super) fn queue() -> Vec<Vec<u8>> {
         depth: 128,
     };
     let (epoch, cursor) = (Epoch::new(3), Cursor::new(70_000));
-    let snapshot = Body::Cdc(Cdc {
-        head: cursor,
-        cursor,
-        tx_epoch: epoch,
-        tx_phase: tx::UP,
-        rx_epoch: epoch,
-        rx_flags: rx::READY,
-        flags: flag::WANT_SPACE | flag::VALIDATE,
-        moves: 1,
-        acked_moves: 1,
-    });
+    let snapshot = snapshot(epoch, cursor);
     let key = Key {
         addr: 1 << 40,
         len: 4 << 20,
