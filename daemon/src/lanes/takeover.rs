@@ -293,6 +293,8 @@ impl Takeover {
             self.control = None; // (the process is gone, and nobody looks at it)
         }
         if let Step::Over(End { claimed: true, .. }) = step {
+            let group = format_args!("{:#x}", self.found.direction.at.0);
+            let _lane = tracing::debug_span!("lane", %group, slot).entered();
             tracing::debug!(?step, "a direction that was taken over");
         }
         step

@@ -29,6 +29,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{signal, SignalKind};
 use tokio::sync::mpsc;
+use tracing::Instrument;
 
 /// Pause between attempts to connect: at first, the longest, and the shortest even if something asks for a retry.
 const DIAL_BACKOFF_MIN: Duration = Duration::from_millis(250);
@@ -316,8 +317,13 @@ impl End {
     }
 }
 
-/// Serves a channel to its end.
+/// Serves a channel to its end. What is logged meanwhile has the node's name.
 async fn serve(ctx: &Rc<Context>, ready: Ready) {
+    let span = tracing::info_span!("channel", node = %ready.accepted.node);
+    serve_within(ctx, ready).instrument(span).await;
+}
+
+async fn serve_within(ctx: &Rc<Context>, ready: Ready) {
     let Ready {
         mut stream,
         mut frames,

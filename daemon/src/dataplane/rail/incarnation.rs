@@ -118,6 +118,11 @@ impl<V: Provider> Node<V> {
     }
 }
 
+/// Adds a lane to what is logged of it, by the name that both daemons know it by.
+fn lane_span(lane: u32) -> tracing::Span {
+    tracing::info_span!("lane", name = %format_args!("{lane:#x}"))
+}
+
 impl<V: Provider> Rails<V> {
     /// A channel to the peer's daemon is up; `daemon` tells which run of it.
     pub fn channel_up(&mut self, name: &Name, daemon: u64) {
@@ -331,6 +336,7 @@ impl<V: Provider> Rails<V> {
             return;
         };
         let incarnation = n.incarnation;
+        let _node = tracing::info_span!("node", %name).entered();
         match e {
             Event::Control(control) => {
                 if n.agreed {
@@ -341,14 +347,18 @@ impl<V: Provider> Rails<V> {
                     self.out.push(Effect::Say(name.clone(), msg));
                 }
             }
-            Event::LinkUp { link, .. } => tracing::info!(node = %name, link, "link up"),
+            Event::LinkUp { link, .. } => {
+                let _link = tracing::info_span!("link", number = link).entered();
+                tracing::info!("link up");
+            }
             Event::LinkDown { link, why, .. } => {
-                tracing::warn!(node = %name, link, "link down: {why}");
+                let _link = tracing::info_span!("link", number = link).entered();
+                tracing::warn!("link down: {why}");
             }
             Event::NoRail => {
                 n.up = false;
                 self.tend_at = 0;
-                tracing::warn!(node = %name, "no link is left");
+                tracing::warn!("no link is left");
                 self.tell_refusals();
             }
             Event::RailBack => {
@@ -362,13 +372,15 @@ impl<V: Provider> Rails<V> {
                         Fault::InDoubt => Reason::InDoubt,
                         Fault::App(_) | Fault::Peer(_) => Reason::Hostile,
                     };
-                    tracing::warn!(node = %name, lane = %format_args!("{lane:#x}"), "lane failed: {fault}");
+                    let _lane = lane_span(lane).entered();
+                    tracing::warn!("lane failed: {fault}");
                     self.fail(k, reason);
                 }
             }
             Event::Settled { lane, stands } => {
                 let what = if stands { "it stands" } else { "it never came" };
-                tracing::info!(node = %name, lane = %format_args!("{lane:#x}"), "a switch was in doubt: {what}");
+                let _lane = lane_span(lane).entered();
+                tracing::info!("a switch was in doubt: {what}");
             }
             Event::Flushed { .. } | Event::Asked => self.tend_at = 0,
             Event::PeerClosed { lane, used } => {
@@ -385,7 +397,7 @@ impl<V: Provider> Rails<V> {
                 n.clients.remove(&client);
             }
             Event::PairFailed(why) => {
-                tracing::error!(node = %name, "the rails fail: {why}");
+                tracing::error!("the rails fail: {why}");
                 n.faults = (n.faults + 1).min(VIOLATION_BACKOFF_DOUBLINGS);
                 n.no_rails_before = now + (VIOLATION_BACKOFF_NS << n.faults);
                 self.renew(name, incarnation + 1);

@@ -37,6 +37,8 @@ impl<V: Provider> Rails<V> {
 
     pub(super) fn locality_found(&mut self, at: Key, who: ConnRef, locality: Locality) {
         if let Some(l) = self.lanes.get_mut(&at).filter(|l| l.who == who) {
+            let (group, node) = (format_args!("{:#x}", at.0), &l.node);
+            let _lane = tracing::debug_span!("lane", %node, %group, slot = at.1).entered();
             tracing::debug!(?locality, "place of a lane's end");
             l.locality = Some(locality);
             self.rank(at);
