@@ -62,14 +62,14 @@ pub fn a_node_comes(c: &mut Cluster) -> Result<()> {
     c.add_node()?;
     c.rolled_out_daemons()?;
     await_channel(c)?;
-    let mut far = Workload::new("far", counts(REDIS_AT));
-    far.node = Some(SECOND.name);
-    deploy(c, &far)?;
+    let mut remote = Workload::new("far", counts(REDIS_AT));
+    remote.node = Some(SECOND.name);
+    deploy(c, &remote)?;
     await_paired(|| rows(c, SECOND.name, "far"))?;
     // On one node they are on lanes.
-    let mut near = Workload::new("near", crate::things::REDIS);
-    near.node = Some(SECOND.name);
-    deploy(c, &near)?;
+    let mut local = Workload::new("near", crate::things::REDIS);
+    local.node = Some(SECOND.name);
+    deploy(c, &local)?;
     let at = c.address_of("shop", "near")?;
     let mut beside = Workload::new("beside", counts(&at));
     beside.node = Some(SECOND.name);
@@ -77,7 +77,7 @@ pub fn a_node_comes(c: &mut Cluster) -> Result<()> {
     until("lanes on the second node", SOON, || {
         are_on(&rows(c, SECOND.name, "beside").unwrap_or_default(), "SMCD")
     })?;
-    for w in [&far, &near, &beside] {
+    for w in [&remote, &local, &beside] {
         remove(c, w)?;
     }
     Ok(())
@@ -85,9 +85,9 @@ pub fn a_node_comes(c: &mut Cluster) -> Result<()> {
 
 /// Daemons that start while the API is away know each other, and whose addresses are whose.
 pub fn the_api_is_away(c: &mut Cluster) -> Result<()> {
-    let mut far = Workload::new("far", counts(REDIS_AT));
-    far.node = Some(SECOND.name);
-    deploy(c, &far)?;
+    let mut remote = Workload::new("far", counts(REDIS_AT));
+    remote.node = Some(SECOND.name);
+    deploy(c, &remote)?;
     await_paired(|| rows(c, SECOND.name, "far"))?;
     let before = counted(c)?;
     let all = [FIRST.name, SECOND.name];
@@ -111,7 +111,7 @@ pub fn the_api_is_away(c: &mut Cluster) -> Result<()> {
     c.start_server()?; // (whatever became of it: other tests come)
     found?;
     still_counts(c, &before)?;
-    remove(c, &far)
+    remove(c, &remote)
 }
 
 /// Until both daemons, of which the API cannot be asked, have a channel, and the ends of `far` on either node are found.

@@ -279,6 +279,119 @@ fn files_are_short_and_say_what_they_are() -> Result<()> {
     Ok(())
 }
 
+/// Words that gave way to others, so that one thing has one name (the glossary in ARCHITECTURE.md): no item, field or
+/// variable is called so. Those with a `+` may not be a part of a name either.
+const RETIRED: [&str; 41] = [
+    "attend+",
+    "barred+",
+    "because",
+    "behind",
+    "bequeath+",
+    "buried+",
+    "bury+",
+    "calm+",
+    "custody+",
+    "debts+",
+    "door+",
+    "doze+",
+    "dozing+",
+    "far",
+    "farewell+",
+    "forsake+",
+    "give_up+",
+    "hasten+",
+    "heard",
+    "heir+",
+    "heirs+",
+    "hurry+",
+    "kick+",
+    "kpos+",
+    "lies",
+    "maker",
+    "natives+",
+    "near",
+    "owed+",
+    "party",
+    "penance+",
+    "poke+",
+    "poked+",
+    "relic+",
+    "relics+",
+    "rouse+",
+    "spoilt+",
+    "stir+",
+    "stirred+",
+    "strangers+",
+    "taker",
+];
+
+/// Is this name, in capitals or not, one of them?
+fn is_retired(name: &str) -> bool {
+    let mut snake = String::new();
+    for c in name.chars() {
+        if c.is_uppercase() && snake.ends_with(|b: char| b.is_lowercase()) {
+            snake.push('_');
+        }
+        snake.extend(c.to_lowercase());
+    }
+    let within = format!("_{snake}_");
+    RETIRED.iter().any(|word| match word.strip_suffix('+') {
+        Some(part) => within.contains(&format!("_{part}_")),
+        None => snake == *word,
+    })
+}
+
+/// The retired words among the names that a file gives and uses. (A module's name is its file's.)
+#[derive(Default)]
+struct Retired(BTreeSet<String>);
+
+impl<'a> Visit<'a> for Retired {
+    fn visit_ident(&mut self, i: &'a syn::Ident) {
+        let name = i.to_string();
+        if is_retired(&name) {
+            self.0.insert(name);
+        }
+    }
+
+    fn visit_item_mod(&mut self, m: &'a syn::ItemMod) {
+        let inside = m.content.iter().flat_map(|(_, items)| items);
+        inside.for_each(|i| self.visit_item(i));
+    }
+
+    fn visit_item_use(&mut self, _: &'a syn::ItemUse) {}
+
+    fn visit_path_segment(&mut self, s: &'a syn::PathSegment) {
+        self.visit_path_arguments(&s.arguments);
+    }
+}
+
+#[test]
+fn no_retired_words() -> Result<()> {
+    ensure!(["Door", "open_door", "CLOSED_DOOR", "heard"]
+        .iter()
+        .all(|n| is_retired(n)));
+    ensure!(!["doorbell", "is_heard", "giveaway"]
+        .iter()
+        .any(|n| is_retired(n)));
+    let root = paths::root();
+    let mut all = Vec::new();
+    files(&root, &mut all)?;
+    let mut wrong = Vec::new();
+    for path in &all {
+        let mut found = Retired::default();
+        found.visit_file(&syn::parse_file(&std::fs::read_to_string(path)?)?);
+        if !found.0.is_empty() {
+            wrong.push(format!(
+                "{}: {:?}",
+                path.strip_prefix(&root)?.display(),
+                found.0
+            ));
+        }
+    }
+    ensure!(all.len() > 500 && wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
 /// Each named pair of stores and looks stands in the table of CONTRIBUTING.md, and at both its places in the code.
 #[test]
 fn named_synchronisations() -> Result<()> {

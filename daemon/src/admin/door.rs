@@ -17,7 +17,7 @@ pub(crate) enum Gate {
     Pods,
 }
 
-/// Connections at a gate, all and by pod.
+/// Connections that tools have, all and by pod.
 #[derive(Default)]
 pub(crate) struct Places {
     all: Cell<usize>,
