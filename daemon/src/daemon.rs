@@ -17,18 +17,18 @@ use crate::tasks::channels;
 use crate::tasks::lookups;
 use crate::tasks::readings;
 use crate::tasks::server;
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{signal, SignalKind};
 use underpass_admin::certificate::valid_name;
-use underpass_admin::{ADMIN_SOCK, CONTROL_SOCK};
+use underpass_admin::{places, ADMIN_SOCK, CONTROL_SOCK};
 use underpass_ibv::Ibv;
 use underpass_kube::{Certificates, Learnt, Nodes, Others, Teller};
 use underpass_pods::{left, place};
@@ -80,17 +80,11 @@ fn take_dir(dir: &Path, public: bool) -> Result<OwnedFd, Error> {
     let path = dir.join("lock");
     let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let lock = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(at(&path))?;
-    let end = Instant::now() + LEAVING;
-    loop {
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(lock),
-            Err(Errno::WOULDBLOCK) if dir.join(ADMIN_SOCK).exists() || Instant::now() > end => {
-                return Err(Error::Running(dir.to_owned()))
-            }
-            // The holder of the lock is about to exit, or is a new daemon that has not made its sockets yet.
-            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LEAVING / 500),
-            Err(e) => return Err(at(&path)(e)),
-        }
+    // (Without a socket, the holder is about to exit, or is a new daemon that has not made its sockets yet.)
+    let stays = || dir.join(ADMIN_SOCK).exists();
+    match places::lock(&lock, LEAVING, stays).map_err(|e| Error::Path(path, e))? {
+        true => Ok(lock),
+        false => Err(Error::Running(dir.to_owned())),
     }
 }
 

@@ -11,15 +11,6 @@ enum { AMOUNT = 2000 };
 
 static int a, b;
 
-static int take(int fd) {
-    struct timeval limit = {10, 0};
-    char buf[AMOUNT];
-    NEED(!setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));
-    NEED(recv(fd, buf, AMOUNT, MSG_WAITALL) == AMOUNT);
-    for (int i = 0; i < AMOUNT; i++) NEED(buf[i] == (char)i);
-    return 0;
-}
-
 /* Ends long before there is a child. */
 static void *uses(void *arg) {
     for (int k = 0; k < 500; k++) {
@@ -31,7 +22,7 @@ static void *uses(void *arg) {
 }
 
 int main(int argc, char **argv) {
-    if (argc == 3) return take(atoi(argv[2]));
+    if (argc == 3) return take(atoi(argv[2]), AMOUNT);
     pthread_t thread;
     pid_t pid;
     int status;

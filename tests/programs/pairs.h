@@ -48,6 +48,16 @@ static inline void narrow(int fd, int bytes) {
     NEED(!raw(SYS_setsockopt, fd, SOL_SOCKET, SO_RCVBUF, (long)&bytes, sizeof bytes));
 }
 
+/* A spawned program reads what its parent has sent to this end: bytes that count up. */
+static inline int take(int fd, int amount) {
+    struct timeval limit = {10, 0};
+    char buf[amount];
+    NEED(!setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));
+    NEED(recv(fd, buf, amount, MSG_WAITALL) == amount);
+    for (int i = 0; i < amount; i++) NEED(buf[i] == (char)i);
+    return 0;
+}
+
 /* One byte from `a` to `b`. True: TCP has not seen it. */
 static int by_lane(int a, int b) {
     char c = 0;

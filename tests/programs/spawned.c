@@ -16,15 +16,6 @@ typedef int spawn(int *, const char *, const posix_spawn_file_actions_t *, const
 
 static spawn *find(const char *name) { return (spawn *)dlsym(RTLD_DEFAULT, name); }
 
-static int take(int fd) {
-    struct timeval limit = {10, 0};
-    char buf[AMOUNT];
-    NEED(!setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));
-    NEED(recv(fd, buf, AMOUNT, MSG_WAITALL) == AMOUNT);
-    for (int i = 0; i < AMOUNT; i++) NEED(buf[i] == (char)i);
-    return 0;
-}
-
 static void spawned_by(const char *name) {
     int a, b, id;
     char buf[AMOUNT], of[16], *argv[] = {"spawned", "take", of, 0};
@@ -42,7 +33,7 @@ static void spawned_by(const char *name) {
 }
 
 int main(int argc, char **argv) {
-    if (argc == 3 && !strcmp(argv[1], "take")) return take(atoi(argv[2]));
+    if (argc == 3 && !strcmp(argv[1], "take")) return take(atoi(argv[2]), AMOUNT);
     NEED(argc == 2);
     spawned_by("posix_spawn");
     spawned_by("posix_spawnp");

@@ -19,7 +19,7 @@ const OURS: u8 = 125;
 pub fn prepare(command: &mut Command, lib: &Path, runtime_dir: &Path, eager: bool) {
     command.env(
         "LD_PRELOAD",
-        shimlib::preload(lib, std::env::var_os("LD_PRELOAD").as_deref()),
+        environ::preload(lib, std::env::var_os("LD_PRELOAD").as_deref()),
     );
     command.env(
         environ::ASAN,

@@ -78,21 +78,6 @@ fn candidates(dir: Option<&Path>) -> Vec<PathBuf> {
     v
 }
 
-/// A value for LD_PRELOAD that puts `lib` once, behind what was there: some preloaded libraries have to come first
-/// (the runtimes of GCC's sanitizers abort otherwise), and none has to come last.
-pub fn preload(lib: &Path, old: Option<&OsStr>) -> OsString {
-    let mut new = OsString::new();
-    let old = old.map(OsStrExt::as_bytes).unwrap_or_default();
-    for entry in old.split(|b| b" :\t".contains(b)) {
-        if !entry.is_empty() && entry != lib.as_os_str().as_bytes() {
-            new.push(OsStr::from_bytes(entry));
-            new.push(":");
-        }
-    }
-    new.push(lib);
-    new
-}
-
 /// A value for LD_PRELOAD without the shim, wherever it is; `None`: nothing else is in it.
 pub fn without(old: Option<&OsStr>) -> Option<OsString> {
     let old = old.map(OsStrExt::as_bytes).unwrap_or_default();
@@ -106,6 +91,7 @@ pub fn without(old: Option<&OsStr>) -> Option<OsString> {
 mod tests {
     use super::*;
     use std::fs;
+    use underpass_admin::environ::preload;
 
     #[test]
     fn the_shim_comes_behind_an_existing_preload() {

@@ -3,10 +3,15 @@
 //! <linux/genetlink.h>.
 
 use super::calls::AF_SMC;
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{Context, Result};
+use netlink_packet_core::{
+    NetlinkDeserializable, NetlinkHeader, NetlinkSerializable, NLM_F_ACK, NLM_F_DUMP,
+};
 use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_SOCK_DIAG};
-use netlink_sys::{Socket, SocketAddr};
+use netlink_sys::Socket;
 use serde::{Deserialize, Serialize};
+use std::convert::Infallible;
+use underpass_admin::netlink;
 
 /// An identifier that both machines give themselves; without one in common they do not speak
 /// version 2. As long as the kernel wants it, 32 characters.
@@ -14,14 +19,7 @@ const UEID: &str = "UNDERPASS.LAB                   ";
 /// A name for the network that all devices are connected to.
 const PNET: &str = "UNDERPASSLAB";
 
-const HEADER: usize = 16;
 const GENERIC_HEADER: usize = 4;
-
-const NLM_F_REQUEST: u16 = 1;
-const NLM_F_ACK: u16 = 4;
-const NLM_F_DUMP: u16 = 0x300;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
 
 const GENL_ID_CTRL: u16 = 16;
 const CTRL_CMD_GETFAMILY: u8 = 3;
@@ -147,49 +145,53 @@ fn conn(m: &[u8]) -> Option<Conn> {
     })
 }
 
-struct Netlink {
-    socket: Socket,
-    last: u32,
+/// A message whose content no crate knows: its kind, and what follows its header.
+struct Raw {
+    kind: u16,
+    bytes: Vec<u8>,
 }
+
+impl NetlinkSerializable for Raw {
+    fn message_type(&self) -> u16 {
+        self.kind
+    }
+
+    fn buffer_len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn serialize(&self, buffer: &mut [u8]) {
+        buffer.copy_from_slice(&self.bytes);
+    }
+}
+
+impl NetlinkDeserializable for Raw {
+    type Error = Infallible;
+
+    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, Infallible> {
+        Ok(Raw {
+            kind: header.message_type,
+            bytes: payload.to_vec(),
+        })
+    }
+}
+
+struct Netlink(Socket);
 
 impl Netlink {
     fn open(protocol: isize) -> Result<Self> {
-        let mut socket = Socket::new(protocol)?;
-        socket.bind_auto()?;
-        socket.connect(&SocketAddr::new(0, 0))?;
-        Ok(Netlink { socket, last: 0 })
+        Ok(Netlink(netlink::open(protocol)?))
     }
 
     /// One request and all that the kernel says to it.
     fn ask(&mut self, kind: u16, flags: u16, payload: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.last += 1;
-        let mut m = Vec::with_capacity(HEADER + payload.len());
-        m.extend(((HEADER + payload.len()) as u32).to_ne_bytes());
-        m.extend(kind.to_ne_bytes());
-        m.extend((flags | NLM_F_REQUEST).to_ne_bytes());
-        m.extend(self.last.to_ne_bytes());
-        m.extend(0u32.to_ne_bytes());
-        m.extend_from_slice(payload);
-        self.socket.send(&m, 0)?;
+        let bytes = payload.to_vec();
         let mut told = Vec::new();
-        loop {
-            let (datagram, _) = self.socket.recv_from_full()?;
-            let mut rest = &datagram[..];
-            while rest.len() >= HEADER {
-                let length = word(rest, 0)? as usize;
-                ensure!(length >= HEADER, "netlink says length {length}");
-                let m = rest.get(..length).context("half a netlink message")?;
-                rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-                match u16::from_ne_bytes([m[4], m[5]]) {
-                    NLMSG_DONE => return Ok(told),
-                    NLMSG_ERROR => match word(m, HEADER)? as i32 {
-                        0 => return Ok(told),
-                        e => bail!("{}", std::io::Error::from_raw_os_error(-e)),
-                    },
-                    _ => told.push(m[HEADER..].to_vec()),
-                }
-            }
-        }
+        netlink::ask(&self.0, flags, Raw { kind, bytes }, |m: Raw| {
+            told.push(m.bytes);
+            Ok(())
+        })?;
+        Ok(told)
     }
 }
 
@@ -213,11 +215,6 @@ impl Generic {
         });
         id.with_context(|| format!("{name} has no number"))
     }
-}
-
-fn word(m: &[u8], at: usize) -> Result<u32> {
-    let bytes = m.get(at..at + 4).context("a short netlink message")?;
-    Ok(u32::from_ne_bytes(bytes.try_into()?))
 }
 
 fn generic(command: u8, attributes: &[u8]) -> Vec<u8> {
@@ -272,6 +269,14 @@ mod tests {
             assert_eq!(find(&all[..cut], 3), None);
         }
         assert_eq!(find(&[0; 64], 1), None, "a length of nothing ends it");
+    }
+
+    /// The kernel's list of families is itself a family, with a number that is fixed.
+    #[test]
+    fn the_kernel_answers() {
+        let mut g = Generic::open().unwrap();
+        assert_eq!(g.family("nlctrl").unwrap(), GENL_ID_CTRL);
+        assert!(g.family("no such family").is_err());
     }
 
     #[test]

@@ -33,6 +33,21 @@ pub fn preloads(env: &[u8]) -> bool {
     variable(env, "LD_PRELOAD").is_some_and(loads)
 }
 
+/// A value for LD_PRELOAD that puts `lib` once, after what was there: some preloaded libraries have to come first
+/// (the runtimes of GCC's sanitizers abort otherwise), and none has to come last.
+pub fn preload(lib: &Path, old: Option<&OsStr>) -> OsString {
+    let mut new = OsString::new();
+    let old = old.map(OsStrExt::as_bytes).unwrap_or_default();
+    for entry in old.split(|b| b" :\t".contains(b)) {
+        if !entry.is_empty() && entry != lib.as_os_str().as_bytes() {
+            new.push(OsStr::from_bytes(entry));
+            new.push(":");
+        }
+    }
+    new.push(lib);
+    new
+}
+
 /// Options of the AddressSanitizer's runtime.
 pub const ASAN: &str = "ASAN_OPTIONS";
 

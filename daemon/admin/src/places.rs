@@ -7,11 +7,15 @@
 
 use crate::client::{presence, Presence};
 use nix::unistd::{access, AccessFlags, Uid};
+use rustix::fs::{flock, FlockOperation};
+use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 pub use lane::os::dirs::{DIR_ENV, SYSTEM_DIR, XDG_ENV};
 
@@ -35,6 +39,23 @@ pub enum Error {
         /// Its permission bits.
         mode: u32,
     },
+}
+
+/// Milliseconds between two tries to lock a directory.
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+/// Locks what `file` has open, for as long as it is open. The holder may be a daemon that is ending: it is waited for, but no
+/// longer than `patience`, and not if it `stays`. Returns whether it is locked.
+pub fn lock(file: impl AsFd, patience: Duration, stays: impl Fn() -> bool) -> io::Result<bool> {
+    let end = Instant::now() + patience;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(Errno::WOULDBLOCK) if stays() || Instant::now() > end => return Ok(false),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_PAUSE),
+            Err(e) => return Err(e.into()),
+        }
+    }
 }
 
 /// The directories in which a daemon may be found.

@@ -3,14 +3,15 @@
 
 use super::files::put;
 use super::policy::{PodsConfig, LEFT, SHIM};
-use rustix::fs::{FlockOperation, Mode, OFlags, StatVfsMountFlags};
+use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use underpass_admin::places;
 
 /// Names in the directory.
 const TOOL: &str = "underpass";
@@ -60,14 +61,9 @@ pub fn make(dir: &Path) -> Result<OwnedFd, Error> {
     rustix::fs::chmod(dir, Mode::from_raw_mode(0o755)).map_err(fail)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let lock = rustix::fs::open(dir, flags, Mode::empty()).map_err(fail)?;
-    let end = Instant::now() + LEAVING;
-    loop {
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(lock),
-            Err(Errno::WOULDBLOCK) if Instant::now() > end => return Err(Error::Taken(dir.into())),
-            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LEAVING / 50),
-            Err(e) => return Err(fail(e)),
-        }
+    match places::lock(&lock, LEAVING, || false).map_err(at(dir))? {
+        true => Ok(lock),
+        false => Err(Error::Taken(dir.into())),
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::cluster::Cluster;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use underpass_admin::environ;
 use underpass_admin::places::DIR_ENV;
@@ -282,9 +283,10 @@ fn adjustment(config: &PodsConfig, container: &Container, at: &str) -> Adjustmen
     let old = |key| variables(container, key).last().unwrap_or_default();
     match old(PRELOAD) {
         v if preloads(v, &library) => {}
-        "" => set(PRELOAD, library),
-        // The shim comes behind what is there.
-        v => set(PRELOAD, format!("{v}:{library}")),
+        v => {
+            let new = environ::preload(Path::new(&library), Some(OsStr::new(v)));
+            set(PRELOAD, new.to_string_lossy().into_owned());
+        }
     }
     if old(DIR_ENV) != at {
         set(DIR_ENV, at.into());

@@ -178,10 +178,7 @@ async fn take_all(us: Arc<Us>, pids: Vec<u32>, census: &mut Census) {
 
 /// All processes but this daemon. Unless it is root, it can read nothing of other users' processes.
 fn pids() -> Vec<u32> {
-    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    all.filter_map(|e| e.file_name().to_str()?.parse().ok())
-        .filter(|p| *p != std::process::id())
-        .collect()
+    proc::all().filter(|p| *p != std::process::id()).collect()
 }
 
 fn look(pid: u32, us: &Us) -> Look {

@@ -6,8 +6,7 @@ use underpass_admin::proc;
 /// All in which processes are that may be looked at, but for these: with one process each.
 pub(crate) fn others(than: &HashSet<u64>) -> HashMap<u64, u32> {
     let mut found = HashMap::new();
-    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    for pid in all.filter_map(|e| e.file_name().to_str()?.parse().ok()) {
+    for pid in proc::all() {
         if let Some(n) = proc::netns(pid).filter(|n| !than.contains(n)) {
             found.entry(n).or_insert(pid);
         }

@@ -6,7 +6,7 @@
 use crate::diag;
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
+use underpass_admin::proc;
 
 /// The process at the other end.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -52,17 +52,7 @@ pub fn look(local: &str, peer: &str) -> Peer {
 
 /// A process that holds the socket, if there is one.
 fn holder(inode: u64) -> Option<u32> {
-    let name = format!("socket:[{inode}]");
-    let pids = fs::read_dir("/proc").ok()?.flatten();
-    let mut pids = pids.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
-    pids.find(|pid| {
-        let fds = fs::read_dir(format!("/proc/{pid}/fd"))
-            .into_iter()
-            .flatten()
-            .flatten();
-        let mut links = fds.filter_map(|fd| fs::read_link(fd.path()).ok());
-        links.any(|l| l == Path::new(&name))
-    })
+    proc::all().find(|pid| proc::sockets(*pid).into_iter().any(|s| s == inode))
 }
 
 fn process(pid: u32) -> Process {

@@ -10,9 +10,7 @@ use underpass_admin::proc;
 
 /// The parent of each process.
 fn parents() -> HashMap<u32, u32> {
-    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = all.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter_map(|p| Some((p, parent(p)?))).collect()
+    proc::all().filter_map(|p| Some((p, parent(p)?))).collect()
 }
 
 fn parent(pid: u32) -> Option<u32> {
