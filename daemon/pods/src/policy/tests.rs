@@ -133,7 +133,7 @@ fn what_it_gets() {
     );
     // What image or pod preload stays before it.
     let c = container(&["LD_PRELOAD=/a.so /b.so", "ASAN_OPTIONS=detect_leaks=0"]);
-    let merged = "/a.so /b.so:/run/underpass/libunderpass.so";
+    let merged = "/a.so:/b.so:/run/underpass/libunderpass.so";
     let removed = pair("-LD_PRELOAD", "");
     let expected = [
         removed.clone(),
