@@ -89,13 +89,13 @@ fn a_lane_to_another_node_is_smcr() {
     };
     let remote = a.enter(&c, true);
     // The other side of the same lane number: not its other end, as it would be on one node.
-    let near = a.enter(&c2, true);
-    a.conn(near).side.store(1, Relaxed);
+    let here = a.enter(&c2, true);
+    a.conn(here).side.store(1, Relaxed);
     let down = a.enter(&c3, true);
     mode(&a, remote, flag::LANE | flag::REMOTE, true);
-    mode(&a, near, flag::LANE, true);
+    mode(&a, here, flag::LANE, true);
     mode(&a, down, flag::LANE | flag::REMOTE, false);
-    a.conn(near).reason.store(Reason::Young.code(), Relaxed);
+    a.conn(here).reason.store(Reason::Young.code(), Relaxed);
     let rows = d.rows();
     let row = |s: &std::net::TcpStream| {
         let local = s.local_addr().unwrap().to_string();

@@ -66,7 +66,7 @@ fn killed_while_the_peer_waits() -> Result<()> {
 
 /// The same of the child of a process that has ended.
 #[test]
-fn heir_killed_while_the_peer_waits() -> Result<()> {
+fn child_killed_while_the_peer_waits() -> Result<()> {
     killed_while_waiting("heirkilled", |p| {
         until("the parent has ended", LIMIT, || p.server.has_ended())?;
         std::thread::sleep(Duration::from_millis(100)); // the daemon knows by now, or not yet

@@ -46,7 +46,7 @@ fn root_an_idle_server_of_another_node_is_found() -> Result<()> {
     for mode in ["epoll", "select"] {
         // Of two nodes one is the initiator: both ways.
         for (from, to) in [(&a, &b), (&b, &a)] {
-            let echo = Echo::serve(mode, &to.addr(), &to.calm())?;
+            let echo = Echo::serve(mode, &to.addr(), &to.quiet())?;
             // The second connection meets a program that its daemon knows.
             for round in 0..2 {
                 found(from, to, &to.addr(), echo.port()?, true)
@@ -62,7 +62,7 @@ fn root_an_idle_server_of_another_node_is_found() -> Result<()> {
 fn root_an_idle_server_behind_a_translated_address_is_found() -> Result<()> {
     let lan = Lan::new()?;
     let (a, b) = pair(&lan)?;
-    let echo = Echo::serve("epoll", &b.addr(), &b.calm())?;
+    let echo = Echo::serve("epoll", &b.addr(), &b.quiet())?;
     a.sh(&format!(
         "iptables -w -t nat -A OUTPUT -d 10.96.0.9 -p tcp --dport 80 -j DNAT --to-destination {}:{}",
         b.addr(),
@@ -76,7 +76,7 @@ fn root_what_the_other_node_says_of_its_end() -> Result<()> {
     let lan = Lan::new()?;
     let (a, mut b) = pair(&lan)?;
     // It cannot be woken: it sleeps in a blocking call.
-    let deaf = Echo::serve("threads", &b.addr(), &b.calm())?;
+    let deaf = Echo::serve("threads", &b.addr(), &b.quiet())?;
     let bare = Echo::serve("epoll", &b.addr(), &b.bare())?;
     for (echo, reason) in [(&deaf, "young"), (&bare, "peer-no-shim")] {
         let (here, there, v) = check(&a, &b.addr(), echo.port()?)?;

@@ -327,12 +327,13 @@ const RETIRED: [&str; 41] = [
 
 /// Is this name, in capitals or not, one of them?
 fn is_retired(name: &str) -> bool {
-    let mut snake = String::new();
+    let (mut snake, mut before) = (String::new(), '_');
     for c in name.chars() {
-        if c.is_uppercase() && snake.ends_with(|b: char| b.is_lowercase()) {
+        if c.is_uppercase() && before.is_lowercase() {
             snake.push('_');
         }
         snake.extend(c.to_lowercase());
+        before = c;
     }
     let within = format!("_{snake}_");
     RETIRED.iter().any(|word| match word.strip_suffix('+') {

@@ -40,18 +40,18 @@ fn requests() {
 #[test]
 fn announcements() {
     for remote in LOCAL_AND_REMOTE {
-        let (near, e) = (u32::from(!remote), Alone::new(remote));
+        let (times, e) = (u32::from(!remote), Alone::new(remote));
         let m = e.memory();
         let own = &e.ours().rx[L];
         assert_eq!(own.marks.load(Relaxed), marks::KEPT);
         e.rx.mark_client(&m);
         assert!(!e.rx.has_ended(&m) && !e.rx.is_deaf(&m));
-        assert_eq!(publishes(&e, || e.rx.announce_reset(&m, &e.tcp)), near);
+        assert_eq!(publishes(&e, || e.rx.announce_reset(&m, &e.tcp)), times);
         assert_eq!(publishes(&e, || e.rx.announce_deaf(&m)), 0);
         assert!(!e.rx.is_deaf(&m), "in one direction");
         assert_eq!(
             publishes(&e, || e.rx.announce_end(&m, &e.tcp, TcpPos::new(77))),
-            near
+            times
         );
         assert_eq!(
             own.landed.load(Relaxed).tcp_pos().get(),
@@ -86,7 +86,7 @@ fn announcements() {
         let m = e.memory();
         assert_eq!(
             publishes(&e, || e.rx.close(&m, &e.tcp, TcpPos::new(9))),
-            near
+            times
         );
         assert!(e.rx.has_ended(&m) && !word(&e).has(rx::CLOSED));
         let e = on_ring(remote);

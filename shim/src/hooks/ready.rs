@@ -206,11 +206,11 @@ unsafe fn watches(n: i32, sets: [*mut fd_set; 3]) -> Whose<()> {
         sets.iter()
             .all(|s| s.is_null() || may(s.cast_const().cast(), bytes))
     };
-    let near = n.min(fdtab::high() + 1);
-    if near <= 0 || !good(near, pages::readable) {
+    let known = n.min(fdtab::high() + 1);
+    if known <= 0 || !good(known, pages::readable) {
         return Whose::Kernel;
     }
-    let ours = (0..near).any(|fd| {
+    let ours = (0..known).any(|fd| {
         matches!(get(fd), Fd::Conn(_) | Fd::Set(_))
             // SAFETY: the application's sets; these bits are proven.
             && sets.iter().any(|s| unsafe { polls::is_set(*s, fd) })

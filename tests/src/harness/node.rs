@@ -218,7 +218,7 @@ impl Node {
     }
 
     /// Programs that register only after some use, or when they are asked.
-    pub fn calm(&self) -> Place {
+    pub fn quiet(&self) -> Place {
         Place::shim(&self.run_dir()).netns(&self.ns)
     }
 

@@ -16,8 +16,8 @@ impl<'a> Ctx<'a> {
     pub fn new(rows: &'a [Row], shut: HashMap<u64, u8>) -> Self {
         let mut by_lane: HashMap<_, Vec<_>> = HashMap::new();
         // The other end of a lane to another node has no row on this node.
-        let near = |r: &&Row| super::promoted(r) && !r.remote && r.link != 0;
-        for r in rows.iter().filter(near) {
+        let local = |r: &&Row| super::promoted(r) && !r.remote && r.link != 0;
+        for r in rows.iter().filter(local) {
             by_lane.entry((r.link, r.lane)).or_default().push(r);
         }
         Ctx { shut, by_lane }
