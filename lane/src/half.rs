@@ -23,6 +23,17 @@ pub use mem::{Area, Iov, Memory, CALL_MAX};
 pub use rx::{Received, RxState};
 pub use tx::{Sent, TxState};
 
+/// The other end has no lane any more: will nothing go up here either, and is everything that came down on TCP? Then this
+/// end can give its lane back, too. The locks of both directions are held.
+pub fn is_clear(tx: &TxState, rx: &RxState, m: &Memory, port: &impl Port) -> bool {
+    // (What an end has unread on its ring when it has shut both directions down, no one brings to TCP.)
+    if rx.is_deaf(m) && rx.ring_unread(m) > 0 {
+        return false;
+    }
+    let _ = tx.look(m, port); // the peer may have requested to go down before
+    tx.mode.load(Relaxed) == tx::mode::TCP && matches!(rx.revoke(m, port), Ok(rx::Revoked::Clear))
+}
+
 /// The TCP connection of an end, as its lane needs it. No call may block, and none may be a
 /// cancellation point: they run under the lane's lock. Errors are errno values.
 pub trait Port {

@@ -7,7 +7,7 @@ use super::process::{Call, Process};
 use super::seen::{note, tell};
 use lane::abi::TcpPos;
 use lane::family::{flag, state, Conn};
-use lane::half::{rx, tx};
+use lane::half::{self, tx};
 use lane::proto::msg::ToDaemon;
 use lane::proto::reason::Reason;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -52,10 +52,7 @@ impl Process {
             };
             let half_way = c.group.dead && takeover_has_begun(e, &c.m);
             let held = e.app.lock_tx();
-            let done = match c.group.dead {
-                true => e.app.tx.reclaim(&c.m, &c.port),
-                false => e.app.tx.down(&c.m, &c.port),
-            };
+            let done = e.app.tx.leave_group(&c.m, &c.port, c.group.dead);
             drop(held);
             if half_way {
                 note("reclaimed in the middle");
@@ -100,13 +97,8 @@ impl Process {
             return;
         }
         if e.given_back {
-            let held = e.app.lock_tx();
-            let _ = e.app.tx.look(&c.m, &c.port);
-            drop(held);
-            let _held = e.app.lock_rx();
-            let clear = e.app.tx.mode.load(Relaxed) == tx::mode::TCP
-                && matches!(e.app.rx.revoke(&c.m, &c.port), Ok(rx::Revoked::Clear));
-            if !clear {
+            let _held = (e.app.lock_tx(), e.app.lock_rx());
+            if !half::is_clear(&e.app.tx, &e.app.rx, &c.m, &c.port) {
                 return;
             }
         }

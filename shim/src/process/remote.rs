@@ -25,10 +25,7 @@ fn served(c: &Conn, group: &LinkGroup) -> bool {
 /// Puts the ring's bytes back on TCP now. False: the peer does not take them in time.
 fn back_on_tcp(c: &Conn, m: &Memory, port: &Sock, fd: i32) -> bool {
     let end = sys::now_ms() + promotion::LEAVE_MS;
-    let mut step = match port.group.is_dead() {
-        true => c.tx.reclaim(m, port),
-        false => c.tx.down(m, port), // the daemon may have taken it over: then we wait
-    };
+    let mut step = c.tx.leave_group(m, port, port.group.is_dead());
     while matches!(step, Ok(Progress::Blocked)) && c.tx.holds_fin(m) {
         if sys::now_ms() >= end {
             return false;

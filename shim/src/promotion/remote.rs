@@ -24,10 +24,7 @@ pub(super) fn gone(i: u32, c: &Conn, group: &LinkGroup) {
     let mut poisoned = None;
     if let Some(_g) = lock::lock(&c.tx.lock) {
         let was = c.tx.is_up();
-        poisoned = match group.is_dead() {
-            true => c.tx.reclaim(&m, &port).err(),
-            false => c.tx.down(&m, &port).err(),
-        };
+        poisoned = c.tx.leave_group(&m, &port, group.is_dead()).err();
         if was && !c.tx.is_up() {
             probes::went_down(c, Cause::Daemon);
         }

@@ -10,7 +10,7 @@ use crate::tcp::probes;
 use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
 use lane::family::{flag, state, Cause, Conn};
-use lane::half::{rx, tx};
+use lane::half;
 use lane::proto::reason::Reason;
 
 /// Milliseconds after which a connection whose lane was given back may be registered again.
@@ -59,25 +59,19 @@ pub(super) fn retire(i: u32, c: &Conn) {
     }
 }
 
-/// The other end has no lane any more: will nothing go up, and is everything that came down on TCP? Both locks are
-/// held.
+/// As [`half::is_clear`]. Both locks are held.
 fn is_clear(i: u32, c: &Conn, group: &LinkGroup) -> bool {
     let l = table::local(i);
     let Some((_, m)) = attached::of(c, l) else {
         return false;
     };
     let port = Sock::new(l.fd.load(Relaxed), group);
-    // (What an end has unread on its ring when it has shut both directions down, no one brings to TCP.)
-    if c.rx.is_deaf(&m) && c.rx.ring_unread(&m) > 0 {
-        return false;
-    }
     let was = c.tx.is_up();
-    let _ = c.tx.look(&m, &port); // the peer may have requested to go down before
+    let clear = half::is_clear(&c.tx, &c.rx, &m, &port);
     if was && !c.tx.is_up() {
         probes::went_down(c, Cause::Peer);
     }
-    c.tx.mode.load(Relaxed) == tx::mode::TCP
-        && matches!(c.rx.revoke(&m, &port), Ok(rx::Revoked::Clear))
+    clear
 }
 
 /// Takes the lane from a connection that is on TCP in both directions. Both locks are held.

@@ -323,6 +323,20 @@ impl TxState {
         Ok(())
     }
 
+    /// The link group to the other node is gone: goes down. `dead`: so is the daemon that served it, and what that one had
+    /// begun is gone on with; otherwise it may have taken the direction over, and is waited for.
+    pub fn leave_group(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        dead: bool,
+    ) -> Result<Progress, Reason> {
+        match dead {
+            true => self.reclaim(m, port),
+            false => self.down(m, port),
+        }
+    }
+
     /// For the end, under the lock, when the daemon is gone: if the daemon had the direction, continues where it
     /// stopped. Afterwards the direction is on its way to TCP; on one node only if the daemon had it.
     /// `Err(Reason::InDoubt)`: nobody will answer the switch that was asked for.
