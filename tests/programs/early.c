@@ -22,7 +22,7 @@ static void *uses(void *arg) {
 }
 
 int main(int argc, char **argv) {
-    if (argc == 3) return take(atoi(argv[2]), AMOUNT);
+    if (argc == 3) return take_counted(atoi(argv[2]), AMOUNT);
     pthread_t thread;
     pid_t pid;
     int status;

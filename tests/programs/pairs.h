@@ -49,7 +49,7 @@ static inline void narrow(int fd, int bytes) {
 }
 
 /* A spawned program reads what its parent has sent to this end: bytes that count up. */
-static inline int take(int fd, int amount) {
+static inline int take_counted(int fd, int amount) {
     struct timeval limit = {10, 0};
     char buf[amount];
     NEED(!setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));

@@ -33,7 +33,7 @@ static void spawned_by(const char *name) {
 }
 
 int main(int argc, char **argv) {
-    if (argc == 3 && !strcmp(argv[1], "take")) return take(atoi(argv[2]), AMOUNT);
+    if (argc == 3 && !strcmp(argv[1], "take")) return take_counted(atoi(argv[2]), AMOUNT);
     NEED(argc == 2);
     spawned_by("posix_spawn");
     spawned_by("posix_spawnp");

@@ -16,6 +16,7 @@ fn new_connections_stay_on_tcp_until_up() -> Result<()> {
     let [program, go, frozen] = ["fuse", "go", "frozen"].map(|n| dir.path().join(n));
     c::compile("fuse", &program)?;
     let d = Daemon::start()?;
+    d.expect_resets();
     for place in [d.place(), d.eager()] {
         let p = Program::new(&program, &place).arg(&go);
         let mut p = p.arg(&frozen).spawn()?;

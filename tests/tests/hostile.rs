@@ -15,6 +15,7 @@ fn open_files(pid: u32) -> usize {
 #[test]
 fn hostile_peer() -> Result<()> {
     let mut d = Daemon::start()?;
+    d.expect_resets();
     let mut redis = Redis::start(&d.place())?;
     let files = (open_files(redis.running.pid()), open_files(d.stats()?.pid));
     let dir = tempfile::tempdir()?;

@@ -132,6 +132,9 @@ fn with_stopped_peers(what: &str, ends: u64, resets: u64) -> Result<()> {
     };
     run(&Place::bare(), 0).context("bare")?;
     let d = Daemon::start()?;
+    if resets > 0 {
+        d.expect_resets();
+    }
     let done = run(&d.eager(), d.pid()?);
     d.thaw()?;
     done.with_context(|| d.picture())?;

@@ -348,7 +348,7 @@ fn nodes(node: &NodeState, peers: &[Peer]) -> Vec<Metric> {
         "For how long it is valid from the beginning",
     );
     let mut false_claims = Metric::new(
-        "underpass_peer_lies",
+        "underpass_peer_false_claims",
         "Times that a node spoke for an address that is not its own",
     );
     let time = |t| Value::Gauge(float(num::natural(t)));

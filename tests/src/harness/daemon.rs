@@ -17,6 +17,10 @@ pub struct Daemon {
     preload: Option<PathBuf>,
     build: Build,
     running: Option<Running>,
+    /// Connections that shims have reset, as daemons said that were killed since.
+    resets: u64,
+    /// Is there a peer here beside whom a connection cannot always be kept?
+    hostile: AtomicBool,
 }
 
 impl Daemon {
@@ -49,6 +53,8 @@ impl Daemon {
             preload: None,
             build: Build::This,
             running: None,
+            resets: 0,
+            hostile: AtomicBool::new(false),
         })
     }
 
@@ -95,7 +101,27 @@ impl Daemon {
 
     /// `kill -9`.
     pub fn kill(&mut self) {
+        self.resets += self.resets_now();
         self.running = None;
+    }
+
+    /// A peer here is hostile, is stopped for longer than it may, or is killed: connections with it may be reset. Otherwise
+    /// a test with a reset has failed, whatever it looked at.
+    pub fn expect_resets(&self) {
+        self.hostile.store(true, Relaxed); // (this thread reads it)
+    }
+
+    /// Those that the daemon knows, if one runs that can answer.
+    fn resets_now(&self) -> u64 {
+        let runs = |r: &Running| {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", r.pid())).ok()?;
+            let state = stat.rsplit_once(") ")?.1.chars().next()?;
+            (!"TtZX".contains(state)).then_some(())
+        };
+        let stats = self.running.as_ref().and_then(runs);
+        stats
+            .and_then(|()| self.stats().ok())
+            .map_or(0, |s| s.resets)
     }
 
     pub fn freeze(&self) -> Result<()> {
@@ -299,5 +325,19 @@ impl Daemon {
             out += &format!("log: {l}\n");
         }
         out + &self.said()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() || self.hostile.load(Relaxed) {
+            return;
+        }
+        let resets = self.resets + self.resets_now();
+        assert!(
+            resets == 0,
+            "{resets} connections were reset, and no peer here is hostile\n{}",
+            self.picture()
+        );
     }
 }

@@ -57,7 +57,7 @@ impl Along {
             false => former.map(read),
             true => [
                 read(former[0]),
-                arrivals.map(|a| Way::Told(a.behind(former[1]))),
+                arrivals.map(|a| Way::Told(a.after(former[1]))),
             ],
         };
         Some(Along {

@@ -197,7 +197,7 @@ pub(crate) fn tap<T: Table>(table: T, uses: u32) -> (Tapped<T>, Arrivals) {
 
 impl Arrivals {
     /// Bytes of former lanes lie before those of this one.
-    pub(crate) fn behind(self, former: u64) -> Arrivals {
+    pub(crate) fn after(self, former: u64) -> Arrivals {
         Arrivals { former, ..self }
     }
 

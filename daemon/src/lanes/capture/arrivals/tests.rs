@@ -93,7 +93,7 @@ fn bytes_are_shown_where_they_belong() {
     let w = Words::new();
     let says = || Says::all(&[(1000, 40, 300)]);
     let (mut t, a) = tap(says(), USES);
-    let mut a = a.behind(7);
+    let mut a = a.after(7);
     t.up(pos(1000), at(5000));
     t.arrived(at(5000), b"abc".to_vec(), 0);
     t.arrived(at(5003), b"d".to_vec(), 2);
