@@ -65,7 +65,7 @@ impl End {
     /// The service's end, on another node: `told` is the reason that our daemon has heard from there.
     pub fn remote(told: u32) -> Self {
         End {
-            note: "on another node, from where nothing was heard about it",
+            note: "on another node, from where nothing was received about it",
             ..End::there(None, told)
         }
         .noted(told != 0, "on another node")
