@@ -72,6 +72,11 @@ impl Capture {
         let Ok(entry) = self.entry.try_borrow() else {
             return true; // it is within a call
         };
+        if entry.uncounted {
+            // (The place rests on what the ends have counted: docs/limits.md, `capture`.)
+            note("a capture whose place nobody knows");
+            return false;
+        }
         let (app, next) = (&entry.app, &mut self.next);
         let mut shown = 0;
         let goes_on = (self.lane)(first, &mut |end, at, lost, bytes| {

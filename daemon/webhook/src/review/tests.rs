@@ -496,7 +496,12 @@ proptest! {
                 prop_assert!(at == "/run/underpass" || at == "/.underpass");
                 let (was, is) = (value(old, "LD_PRELOAD"), value(c, "LD_PRELOAD"));
                 let library = format!("{at}/libunderpass.so");
-                prop_assert!(is.starts_with(&was) && is.split([':', ' ']).any(|l| l == library));
+                let list = |s: &str| -> Vec<String> {
+                    let all = s.split([':', ' ']).filter(|l| !l.is_empty());
+                    all.map(str::to_owned).collect()
+                };
+                let (was, is) = (list(&was), list(&is));
+                prop_assert!(is.starts_with(&was) && is.contains(&library));
                 let mounts = c["volumeMounts"].as_array().unwrap();
                 let mount = mounts.iter().find(|m| m["mountPath"] == at.as_str()).unwrap();
                 let volumes = after["spec"]["volumes"].as_array().unwrap();
