@@ -71,6 +71,8 @@ impl Sum {
         self.counts.insist(often);
         if self.all {
             rare.iter().for_each(|r| self.counts.insist(r));
+            let wrong = self.of("bytes that a capture shows at a wrong place");
+            assert!(wrong * 50 <= self.of("a capture"), "{wrong}");
         }
     }
 
@@ -115,7 +117,7 @@ fn seeds(name: &str, from: u64, kind: Kind) -> Option<Sum> {
 }
 
 /// Of each kind.
-const MANY: u64 = if cfg!(debug_assertions) { 100 } else { 2_650 };
+const MANY: u64 = if cfg!(debug_assertions) { 250 } else { 2_650 };
 
 /// What happens in each kind.
 const ALWAYS: &[&str] = &[

@@ -31,6 +31,7 @@ fn every_cell_is_as_bare(within: impl Fn(Place) -> Place, env: &[(&str, String)]
     let every = std::env::var_os("CELLS").map_or(EVERY, |_| 1);
     for (eager, every) in [(true, 1), (false, every)] {
         let d = Daemon::start()?;
+        d.expect_resets(); // (where peers are killed; they are counted below)
         let mut cells = 0;
         for (killed, filter) in [(false, format!("!{KILLED}")), (true, KILLED.to_owned())] {
             let place = if eager { d.eager() } else { d.place() };

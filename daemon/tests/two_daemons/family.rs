@@ -47,8 +47,6 @@ pub struct Entry {
     /// TCP may tell an error, because somebody died or was reset whom kernel TCP would not have spared either. (What
     /// arrives is right all the same, and no early end is a clean one.)
     pub excused: bool,
-    /// Somebody was killed within a call on it, and may not have counted what that had moved.
-    pub uncounted: bool,
     /// The application takes this direction back, and goes on then; until when.
     pub revoking: Option<u64>,
 }
@@ -122,7 +120,6 @@ impl Family {
             left: false,
             foreign: false,
             excused: false,
-            uncounted: false,
             revoking: None,
         }))
     }

@@ -152,7 +152,6 @@ impl Process {
             return;
         };
         let e = &mut *self.ends[i].entry.borrow_mut();
-        e.uncounted = true;
         let lane = e.lane.and_then(|k| Some((k.1, self.groups.get(&k.0)?)));
         if let Some((slot, l)) = lane.filter(|_| e.app.sent == sent) {
             e.app.sent += l.memory(slot).own_head().load(Relaxed) - head;

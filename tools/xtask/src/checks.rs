@@ -31,7 +31,7 @@ fn machete(tree: &Tree) -> Step {
     let root = tree.target.join("cargo-machete");
     let mut command = tree.command("sh", &["-c", INSTALL_AND_RUN]);
     command.env("ROOT", &root).env("VERSION", MACHETE);
-    Step::new("machete", Kind::Check, 40, command)
+    Step::new("machete", Kind::Check, 45, command)
 }
 
 const INSTALL_AND_RUN: &str = r#"
