@@ -84,7 +84,7 @@ pub fn state(c: &Conn, l: &Local, fd: i32, want: u32, tcp: &mut u32, patient: bo
     Some(ev)
 }
 
-/// Is there space for a send, on the ring or on TCP? `None`: as of [`state`].
+/// Is there space for a send, on the ring or on TCP? `None`: as of [`state()`].
 #[inline(always)]
 fn has_space<'a, G>(
     (c, l): (&'a Conn, &Local),
