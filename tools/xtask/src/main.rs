@@ -317,7 +317,7 @@ fn unit(tree: &Tree) -> Step {
     // program itself.)
     let c = tree
         .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-kubelet -p underpass-webhook -p underpass-admin -p underpassd -p underpass -p underpass-probe -p underpass-fuzz -p xtask --tests");
-    Step::new("unit", Kind::Tests, 320, c)
+    Step::new("unit", Kind::Tests, 310, c)
 }
 
 /// The data engine over simulated verbs, thousands of seeds.
