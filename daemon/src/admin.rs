@@ -6,6 +6,6 @@
 mod caller;
 mod capture;
 mod census;
-pub(crate) mod door;
+pub(crate) mod gate;
 pub(crate) mod rail_view;
 pub(crate) mod server;

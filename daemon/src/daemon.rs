@@ -1,7 +1,7 @@
 //! The daemon as a whole: its directory, its sockets, its end.
 
 use crate::admin;
-use crate::admin::door::Gate;
+use crate::admin::gate::Gate;
 use crate::clients::adopt;
 use crate::clients::idle;
 use crate::config::Config;

@@ -6,10 +6,10 @@
 
 pub mod arrivals;
 mod close;
+mod disown;
 mod exec;
 mod exit;
 mod fork;
-mod give_up;
 mod linger;
 mod made;
 mod remote;
@@ -17,10 +17,10 @@ mod shutdown;
 mod unseen;
 
 pub use close::{before_close, closed, finish_close};
+pub use disown::{before_split, disown, force_tcp, step_out};
 pub use exec::{all_left, before_exec, exec_failed, lend, spawned, spawned_ended, spawning};
 pub use exit::exits;
 pub use fork::{after_fork_child, after_fork_parent, before_fork};
-pub use give_up::{before_split, disown, force_tcp, step_out};
 pub use made::{
     connected, copied_for_another, disconnects, duplicated, is_tcp, listening, socket_made, taken,
 };

@@ -4,7 +4,7 @@
 //! The rooms above decide whether bytes go over the lane or over TCP. Nothing here does, and nothing here waits, except
 //! in the application's own native call.
 
-pub mod behind;
+pub mod after_down;
 pub mod bufs;
 pub mod call;
 pub mod ends;

@@ -342,7 +342,7 @@ fn is_retired(name: &str) -> bool {
     })
 }
 
-/// The retired words among the names that a file gives and uses. (A module's name is its file's.)
+/// The retired words among the names that a file gives and uses.
 #[derive(Default)]
 struct Retired(BTreeSet<String>);
 
@@ -352,11 +352,6 @@ impl<'a> Visit<'a> for Retired {
         if is_retired(&name) {
             self.0.insert(name);
         }
-    }
-
-    fn visit_item_mod(&mut self, m: &'a syn::ItemMod) {
-        let inside = m.content.iter().flat_map(|(_, items)| items);
-        inside.for_each(|i| self.visit_item(i));
     }
 
     fn visit_item_use(&mut self, _: &'a syn::ItemUse) {}

@@ -3,7 +3,6 @@
 //!
 //! Everything is read from `/proc` or asked from the daemon; the processes are not changed.
 
-pub mod elf;
 mod process;
 mod report;
 mod tree;

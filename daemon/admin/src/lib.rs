@@ -23,6 +23,7 @@
 pub mod capture;
 pub mod certificate;
 pub mod client;
+pub mod elf;
 pub mod environ;
 pub mod netlink;
 pub mod places;

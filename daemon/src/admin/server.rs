@@ -7,7 +7,7 @@
 use crate::admin::caller::{who, who_in_pod, Caller};
 use crate::admin::capture;
 use crate::admin::census;
-use crate::admin::door::{Gate, Here, Places};
+use crate::admin::gate::{Gate, Here, Places};
 use crate::admin::rail_view;
 use crate::clients::control::DATAGRAMS;
 use crate::clients::limits::Limit;

@@ -130,7 +130,9 @@ impl<V: Provider> Core<V> {
         let mut arrivals = None;
         if files.remote && *told != this {
             arrivals = self.tap(&files, who, first.family.clone());
-            *told = if arrivals.is_some() { this } else { *told };
+            if arrivals.is_some() {
+                *told = this;
+            }
         }
         Some(Lane {
             files,

@@ -3,7 +3,7 @@
 use super::{Core, RETRY_SOON_MS, RETRY_TROUBLE_MS};
 use crate::clients::client::Client;
 use crate::clients::ids::{ClientId, ConnRef};
-use crate::dataplane::rail::near::Holder;
+use crate::dataplane::rail::locality::Holder;
 use crate::dataplane::rail::{Effect, Rails};
 use crate::lanes::groups::{Out, Refused, Send, Violation};
 use crate::lanes::inherited::Inheritance;

@@ -2,7 +2,7 @@
 //! may wait, random numbers that nobody can guess, processes, and the TCP of connections that it takes over. Tests
 //! have an implementation of their own.
 
-use crate::os::near::Locality;
+use crate::os::locality::Locality;
 use crate::os::{random, sockopt};
 use lane::num;
 use lane::os::room;

@@ -3,17 +3,13 @@
 
 use super::known::Known;
 use crate::clients::view;
-use lane::num;
 use std::collections::{HashMap, HashSet};
-use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
-use underpass_admin::{proc, PodRow};
+use underpass_admin::{elf, proc, PodRow};
 
 /// What is said of them.
 pub(crate) const STATIC: &str =
     "it has the shim, but its programs are linked statically and cannot load it";
-/// Most program headers that are read. (A program has about ten.)
-const HEADERS_MAX: u64 = 64;
 
 /// Says it in the rows of which it is true: all processes of the container that can be looked at are such programs. Reads
 /// `/proc`.
@@ -52,23 +48,8 @@ fn cannot_load(pid: u32) -> Option<bool> {
 
 /// Does the program name a dynamic linker? `None`: it cannot be read, or is no ELF file of 64 bits.
 fn has_interpreter(program: &Path) -> Option<bool> {
-    const PT_INTERP: u32 = 3;
-    let mut f = std::fs::File::open(program).ok()?;
-    let mut head = [0u8; 64];
-    f.read_exact(&mut head).ok()?;
-    if head[..6] != *b"\x7fELF\x02\x01" {
-        return None;
-    }
-    let offset = u64::from_le_bytes(head[32..40].try_into().ok()?);
-    let [size, count] = [54, 56].map(|at| u64::from(u16::from_le_bytes([head[at], head[at + 1]])));
-    if size < 4 {
-        return None;
-    }
-    f.seek(SeekFrom::Start(offset)).ok()?;
-    let mut headers = vec![0u8; num::size(size * count.min(HEADERS_MAX))];
-    f.read_exact(&mut headers).ok()?;
-    let kinds = headers.chunks(num::size(size)).map(|h| &h[..4]);
-    Some(kinds.into_iter().any(|k| *k == PT_INTERP.to_le_bytes()))
+    let elf = elf::read(program).filter(|e| e.class == 2)?;
+    Some(elf.interpreter.is_some())
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Descriptors that are made, and what becomes of their connections: socket, accept, connect, listen, dup.
 
-use super::give_up::force_tcp;
+use super::disown::force_tcp;
 use super::unseen::{not_ours, replaced};
 use crate::promotion::{self, family, received};
 use crate::state::fdtab::{self, Fd};

@@ -2,7 +2,7 @@
 //! the bytes that it moved are counted when it returns, so that positions stay exact.
 
 use super::call::Call;
-use super::{at_mark, behind, broken, fail, left_ms, recv_or_told, send_or_told, CLOSE};
+use super::{after_down, at_mark, broken, fail, left_ms, recv_or_told, send_or_told, CLOSE};
 use crate::state::signals;
 use crate::state::table::{self, Local};
 use crate::sys::{self, lock, real, thread};
@@ -164,8 +164,8 @@ pub fn native(
             false => 0,
         };
         way.leave(c, moved, tables);
-        if way == Way::Send && moved > 0 && behind::may_wait(c, l) {
-            crate::preserving_errno(|| behind::push(c, l, moved));
+        if way == Way::Send && moved > 0 && after_down::may_wait(c, l) {
+            crate::preserving_errno(|| after_down::push(c, l, moved));
         }
     }
     Native::Made { says, ours }

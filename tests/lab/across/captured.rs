@@ -90,6 +90,17 @@ impl Talk {
         Ok(tool)
     }
 
+    /// Goes on to its end, and is captured at both nodes; so many bytes at least go over rails. The captures, and what both
+    /// ends say that they have sent: hashes.
+    fn captured(self, lab: &Lab, c: &Cluster, bytes: usize) -> Result<([Running; 2], [String; 2])> {
+        let tools = [self.capture(lab, c, 0)?, self.capture(lab, c, 1)?];
+        c.await_smcr(self.port, 1)?;
+        let before = c.carried()?;
+        let hashes = self.finish(lab)?;
+        c.has_carried(before, bytes as u64)?;
+        Ok((tools, hashes))
+    }
+
     /// Goes on to its end. What the client and the server say that they have sent: hashes.
     fn finish(self, lab: &Lab) -> Result<[String; 2]> {
         lab.node(CLIENT).check(format!("touch {GATE}"))?;
@@ -147,13 +158,9 @@ pub fn a_capture_on_either_node(lab: &mut Lab) -> Result<()> {
     };
     let t = Talk::start(lab, &c, &load)?;
     who_may(lab, &c, &t)?;
-    let tools = [t.capture(lab, &c, 0)?, t.capture(lab, &c, 1)?];
-    c.await_smcr(t.port, 1)?;
-    let before = c.carried()?;
     let addresses = t.addresses.clone();
-    let hashes = t.finish(lab)?;
     let sizes = [load.rounds * load.chunk, load.rounds * load.reply];
-    c.has_carried(before, (sizes[0] + sizes[1]) as u64)?;
+    let (tools, hashes) = t.captured(lab, &c, sizes[0] + sizes[1])?;
     let dir = tempfile::tempdir()?;
     let mut firsts = Vec::new();
     for (n, tool) in tools.into_iter().enumerate() {
@@ -194,12 +201,9 @@ pub fn a_capture_of_much(lab: &mut Lab) -> Result<()> {
         pause_ms: 0,
     };
     let t = Talk::start(lab, &c, &load)?;
-    let tools = [t.capture(lab, &c, 0)?, t.capture(lab, &c, 1)?];
-    let before = c.carried()?;
     let addresses = t.addresses.clone();
-    let hashes = t.finish(lab)?;
     let size = load.rounds * load.chunk;
-    c.has_carried(before, size as u64 / 2)?;
+    let (tools, hashes) = t.captured(lab, &c, size / 2)?;
     let dir = tempfile::tempdir()?;
     for (n, tool) in tools.into_iter().enumerate() {
         let said = tool.wait()?;

@@ -5,7 +5,6 @@
 //! image, which is whatever the image's own programs use.
 
 use crate::out::{clean, Failure};
-use crate::verify::elf;
 use crate::{run, shimlib};
 use rustix::fs::{memfd_create, MemfdFlags};
 use std::ffi::OsString;
@@ -14,6 +13,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+use underpass_admin::elf;
 
 /// Programs whose dynamic linker is taken: the container's first one, and those that most images have.
 const PROGRAMS: [&str; 3] = ["/proc/1/exe", "/bin/sh", "/bin/busybox"];

@@ -1,6 +1,5 @@
 //! What can be found out about one process, its library and its daemon.
 
-use super::elf::{self, Elf};
 use super::{connected, within};
 use lane::proto::reason::Reason;
 use std::collections::HashMap;
@@ -9,6 +8,7 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use underpass_admin::elf::{self, Elf};
 use underpass_admin::environ;
 use underpass_admin::{Request, Response, CONTROL_SOCK};
 

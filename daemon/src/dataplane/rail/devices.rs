@@ -5,7 +5,7 @@
 //! the fabric. Among several rails, a connection's bytes take the one of the interface that has its address ([`Facts::rank`]).
 
 use crate::config::RailConfig;
-use crate::os::near::Locality;
+use crate::os::locality::Locality;
 use rustix::fd::RawFd;
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -5,7 +5,7 @@
 //! `LaneGo`, on which the responder offers it, too. So nothing is sent on a lane that the other engine does not
 //! know yet.
 
-use super::near::Holder;
+use super::locality::Holder;
 use super::{Effect, Key, Rails};
 use crate::clients::family::Family;
 use crate::clients::ids::{ClientId, ConnRef};
@@ -16,8 +16,8 @@ use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::msg::Msg;
 use crate::nodes::peers::pairing::{Paired, Part};
 use crate::os::fds::Foreign;
+use crate::os::locality::Locality;
 use crate::os::memfd::Ident;
-use crate::os::near::Locality;
 use crate::os::sockopt;
 use lane::abi::{Cursor, Epoch, TcpPos, EPOCHS};
 use lane::family::flag;

@@ -31,8 +31,8 @@ use table::Table;
 
 mod claim;
 mod expedited;
-mod heard;
 mod members;
+mod received;
 mod table;
 
 /// Most lookups that are kept for one peer, or sent to one.

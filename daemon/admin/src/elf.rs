@@ -8,6 +8,7 @@ use std::path::Path;
 pub struct Elf {
     /// 1: 32 bits, 2: 64 bits.
     pub class: u8,
+    /// Of which architecture it is (EM_*).
     pub machine: u16,
     /// Path of the loader; `None`: a statically linked program, or a library.
     pub interpreter: Option<String>,

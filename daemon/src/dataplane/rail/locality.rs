@@ -3,7 +3,7 @@
 use super::{Finished, Key, Rails};
 use crate::clients::ids::ConnRef;
 use crate::clients::limits::Job;
-use crate::os::near::Locality;
+use crate::os::locality::Locality;
 use std::os::fd::{AsFd, OwnedFd};
 use underpass_rdma::verbs::Provider;
 
