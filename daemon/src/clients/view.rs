@@ -250,9 +250,15 @@ pub(crate) fn link_ends(all: &mut [Entry]) {
         }
     }
     for i in 0..all.len() {
-        if let Some(o) = all[i].other {
-            all[i].row.peer_reason = all[o].row.reason;
-        }
+        let row = &all[i].row;
+        all[i].row.peer_reason = match all[i].other {
+            Some(o) => all[o].row.reason,
+            // A lane to another node is attached here only when that node has agreed to it.
+            None if row.remote && row.reason == Reason::Ready.code() && row.peer_reason == 0 => {
+                row.reason
+            }
+            None => row.peer_reason,
+        };
     }
     for e in all {
         set_mode(&mut e.row);
@@ -295,4 +301,38 @@ pub(crate) fn holders_of(inodes: &HashSet<u64>) -> HashMap<u64, Vec<u32>> {
 pub(crate) fn may_have_shim(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/maps"))
         .map_or(true, |m| m.contains("libunderpass"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attached_lane_to_another_node_has_two_ready_ends() {
+        let holder = Holder {
+            client: ClientId(1),
+            pid: 7,
+            own_pid: 7,
+            netns: 1,
+            comm: "a".into(),
+        };
+        let shown = |flags, reason: Reason| {
+            let view = View {
+                state: state::OPEN,
+                flags,
+                reason: reason.code(),
+                ..View::default()
+            };
+            let mut all = [entry(&view, &holder)];
+            link_ends(&mut all);
+            let [e] = all;
+            Reason::from_code(e.row.peer_reason)
+        };
+        let remote = flag::LANE | flag::REMOTE;
+        assert_eq!(shown(remote, Reason::Ready), Some(Reason::Ready));
+        // On this node, it says so itself; and with another reason, nothing is known of it.
+        assert_eq!(shown(flag::LANE, Reason::Ready), Some(Reason::None));
+        assert_eq!(shown(remote, Reason::Shared), Some(Reason::None));
+        assert_eq!(shown(flag::REMOTE, Reason::Ready), Some(Reason::None));
+    }
 }
