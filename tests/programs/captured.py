@@ -110,6 +110,8 @@ def main():
         if pause:
             time.sleep(pause / 1000)
     s.close()
+    if apart:
+        told.close()
     print("took", time.monotonic() - began, flush=True)
     print("sent", out.hash.hexdigest(), flush=True)
 

@@ -10,11 +10,9 @@ was as it must be; any difference is an exception. DIR is where test and program
 import array
 import errno
 import fcntl
-import hashlib
 import os
 import random
 import select
-import selectors
 import socket
 import struct
 import subprocess

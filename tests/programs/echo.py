@@ -9,7 +9,6 @@
 The client sends a message, reads it back and compares; the calls it uses change every round. At
 its end it half-closes; the server then answers with the SHA-256 of all it received.
 """
-import errno
 import hashlib
 import json
 import os

@@ -28,7 +28,7 @@ import threading
 import time
 import traceback
 
-from handovers_servers import answers, hand, hand_by_multiprocessing, in_thread, seconds
+from handovers_servers import answers, hand, hand_by_multiprocessing, in_thread, received, seconds
 from handovers_texts import APACHE, APP, CGI, JAVA, LIGHTTPD, LINES, NGINX, QUERY
 
 ME = os.path.abspath(__file__)

@@ -455,7 +455,7 @@ def arrays_client(sock):
     protect(half + PAGE, 0)
     asks = struct.pack("ihh", fd, select.POLLIN, 0)
     bits = bytes(fd // 8) + bytes([1 << fd % 8]) + bytes(1024)
-    at_once, long = struct.pack("qq", 0, 0), struct.pack("qq", 5, 0)
+    long = struct.pack("qq", 5, 0)
     event = struct.pack("=IQ", select.EPOLLIN, 77)
 
     def put(what, to=good):

@@ -15,7 +15,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 
 from ends import await_mark, exactly, mark, marked
 
@@ -62,7 +61,7 @@ class Ring:
     def __init__(self, entries=8):
         p = (ctypes.c_uint32 * 30)()
         self.fd = syscall(425, entries, ctypes.addressof(p))
-        self.entries, flags, features = p[0], p[2], p[5]
+        self.entries, features = p[0], p[5]
         assert features & 1, "two mappings"
         self.head, self.tail, array = p[10], p[11], p[16]
         self.chead, self.ctail, self.cqes, self.cmask = p[20], p[21], p[25], p[1] - 1

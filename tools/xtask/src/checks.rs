@@ -8,7 +8,7 @@ const MACHETE: &str = "0.9.2";
 
 /// What needs nothing but the manifests and the sources.
 pub fn dependencies(tree: &Tree) -> Vec<Step> {
-    vec![deny(tree), machete(tree)]
+    vec![deny(tree), machete(tree), pyflakes(tree)]
 }
 
 /// Other compilers than the one that builds.
@@ -40,6 +40,14 @@ const INSTALL_AND_RUN: &str = r#"
   rm -rf "$ROOT/build" &&
   exec "$ROOT/bin/cargo-machete" --with-metadata
 "#;
+
+/// Names that a Python program of the tests uses and does not have, and the reverse: some of them run in no test of CI.
+fn pyflakes(tree: &Tree) -> Step {
+    let program = tree.target.join("venv/bin/python3");
+    let args = ["-m", "pyflakes", "tests"];
+    let command = tree.command(&program.to_string_lossy(), &args);
+    Step::new("pyflakes", Kind::Check, 5, command)
+}
 
 /// The crates that do without a newer compiler than Debian 13's, which is older than `rust-version` in `Cargo.toml`.
 /// (The others name what that compiler does not know: docs/decisions/009-checks.md.)

@@ -58,7 +58,7 @@ task TARGET [arguments]
   demo          TCP and Underpass side by side, then a transfer through a daemon's death
   test          build, model, unit, engine, loom, symbols, containers, integration; one summary
   lint          formatting, clippy, rustdoc, dependencies
-  dependencies  the last part of lint: cargo-deny and cargo-machete
+  dependencies  the last part of lint: cargo-deny, cargo-machete and pyflakes
   compilers     Debian 13's compiler; lane and shim for aarch64; the oldest compiler promised, if there
   miri          the contract's unit tests under Miri, if there is a toolchain that has it
   asan          the contract's tests with the address sanitizer
