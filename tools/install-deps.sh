@@ -57,6 +57,7 @@ if [ "${1:-}" = programs ]; then
     openmpi-bin python3-mpi4py python3-distributed python3-zmq python3-torch
     g++ libgrpc++-dev
     openbsd-inetd ucspi-tcp lighttpd netcat-openbsd systemd
+    pgbouncer puma uwsgi-core uwsgi-plugin-python3 nodejs socat
   "
   venvs="$venvs tests/requirements-full.txt:programs-full"
 fi

@@ -422,7 +422,7 @@ fn all_programs(tree: &Tree, names: &[String]) -> Vec<Step> {
     if names.is_empty() {
         let mut c = tree.cargo("test -p underpass-tests --test handovers -- --nocapture");
         c.env("UNDERPASS_HANDOVERS", "all");
-        all.push(Step::new("handovers", Kind::Tests, 360, c));
+        all.push(Step::new("handovers", Kind::Tests, 480, c));
     }
     all
 }
