@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 /// Values of [`Socket::state`], as in Linux's `tcp_states.h`.
 pub(crate) mod state {
     pub(crate) const ESTABLISHED: u8 = 1;
+    pub(crate) const SYN_RECV: u8 = 3;
     pub(crate) const TIME_WAIT: u8 = 6;
     pub(crate) const LISTEN: u8 = 10;
 }
@@ -22,8 +23,22 @@ pub(crate) struct Socket {
     pub inode: u64,
 }
 
-/// All TCP sockets in the network namespace of this process.
-pub(crate) fn sockets(pid: u32) -> Vec<Socket> {
+/// All TCP sockets in the network namespace of this process. Each of the two files takes milliseconds (`os::diag`).
+fn sockets(pid: u32) -> Vec<Socket> {
+    read(pid, |_| false)
+}
+
+/// The same without those in TIME_WAIT, of which there are so many, if that is known.
+pub(crate) fn listed(pid: u32, count: Option<usize>) -> Vec<Socket> {
+    let whole = |s: &&Socket| !matches!(s.state, state::TIME_WAIT | state::SYN_RECV);
+    let enough = |all: &[Socket]| count.is_some_and(|n| all.iter().filter(whole).count() >= n);
+    let mut all = read(pid, enough);
+    all.retain(|s| s.state != state::TIME_WAIT);
+    all
+}
+
+/// Until there are enough.
+fn read(pid: u32, enough: impl Fn(&[Socket]) -> bool) -> Vec<Socket> {
     let mut all = Vec::new();
     let Some(of) = underpass_admin::proc::living(pid) else {
         return all;
@@ -31,23 +46,32 @@ pub(crate) fn sockets(pid: u32) -> Vec<Socket> {
     for file in ["net/tcp", "net/tcp6"] {
         let text = std::fs::read_to_string(of.join(file)).unwrap_or_default();
         all.extend(text.lines().skip(1).filter_map(line));
+        if enough(&all) {
+            break;
+        }
     }
     all
 }
 
-/// Inodes of the established connections, by local and peer address.
-pub(crate) fn established(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
-    by_addresses(pid, |s| s == state::ESTABLISHED)
+/// How many sockets there are in the network namespace of this process: listeners and connections, without those in TIME_WAIT and
+/// unfinished handshakes.
+pub(crate) fn in_use(pid: u32) -> Option<usize> {
+    let of = underpass_admin::proc::living(pid)?;
+    let count = |file: &str, name: &str| -> Option<usize> {
+        let text = std::fs::read_to_string(of.join(file)).ok()?;
+        let line = text.lines().find_map(|l| l.strip_prefix(name))?;
+        line.split_ascii_whitespace().next()?.parse().ok()
+    };
+    // (Without IPv6 there is no second file.)
+    let v6 = count("net/sockstat6", "TCP6: inuse ");
+    Some(count("net/sockstat", "TCP: inuse ")? + v6.unwrap_or(0))
 }
 
-/// The same, including connections that are being made or closed.
-pub(crate) fn connections(pid: u32) -> HashMap<(SocketAddr, SocketAddr), u64> {
-    by_addresses(pid, |s| s != state::LISTEN)
-}
-
-fn by_addresses(pid: u32, wanted: impl Fn(u8) -> bool) -> HashMap<(SocketAddr, SocketAddr), u64> {
-    let all = sockets(pid).into_iter().filter(|s| wanted(s.state));
-    all.map(|s| ((s.local, s.peer), s.inode)).collect()
+/// Connections by local and peer address: established, being made, or being closed.
+pub(crate) fn connections(pid: u32) -> HashMap<(SocketAddr, SocketAddr), Socket> {
+    let all = sockets(pid).into_iter();
+    let all = all.filter(|s| s.state != state::LISTEN);
+    all.map(|s| ((s.local, s.peer), s)).collect()
 }
 
 /// `sl local peer state queues timer retransmits uid timeout inode …`
@@ -93,12 +117,12 @@ mod tests {
         let a = std::net::TcpStream::connect(l.local_addr().unwrap()).unwrap();
         let key = (a.local_addr().unwrap(), a.peer_addr().unwrap());
         let (mine, other) = (key, (key.1, key.0));
-        assert_eq!(established(me).get(&other), Some(&0), "not accepted yet");
+        let inode = |pair| connections(me).get(pair).map(|s| s.inode);
+        assert_eq!(inode(&other), Some(0), "not accepted yet");
         let (b, _) = l.accept().unwrap();
-        let t = established(me);
         let ino = |s: &std::net::TcpStream| rustix::fs::fstat(s).unwrap().st_ino;
-        assert_eq!(t.get(&mine), Some(&ino(&a)));
-        assert_eq!(t.get(&other), Some(&ino(&b)));
+        assert_eq!(inode(&mine), Some(ino(&a)));
+        assert_eq!(inode(&other), Some(ino(&b)));
         let ino = rustix::fs::fstat(&l).unwrap().st_ino;
         let all = sockets(me);
         let l = all.iter().find(|s| s.inode == ino).unwrap();
