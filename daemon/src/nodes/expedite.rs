@@ -12,7 +12,7 @@ use crate::clients::view::{self, Entry, Snapshot};
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::pairing::Asked;
 use crate::os::diag::{self, Pair};
-use crate::os::tcp;
+use crate::os::{namespaces, tcp};
 use lane::num;
 use lane::proto::msg::op;
 use lane::proto::reason::Reason;
@@ -26,8 +26,9 @@ use underpass_admin::proc;
 pub(crate) const ENDS_MAX: usize = 256;
 /// Most ends that are looked for at once on behalf of one other node.
 const REMOTE_MAX: usize = 32;
-/// Most searches for one end, and how often its other end is asked.
+/// Most searches for one end (one that is only asked about has been there for long), and how often its other end is asked.
 pub(crate) const TRIES: u32 = 20;
+pub(crate) const TRIES_ASKED: u32 = 2;
 pub(crate) const ASKS: u32 = 3;
 /// The searches at which other nodes are asked: more than once, because a message may be lost with its channel.
 pub(crate) const TELL: [u32; 3] = [1, 4, 12];
@@ -201,19 +202,23 @@ struct Unnamed<'a> {
 type Tables = HashMap<u64, HashMap<Pair, u64>>;
 
 impl<'a> Unnamed<'a> {
-    /// `exact`: what is looked for; `asked`: those of it that other nodes ask about. For these our own namespace is searched, too,
-    /// even if no program there has a shim, since that is an answer.
+    /// `exact`: what is looked for; `asked`: those of it that other nodes ask about. For these all namespaces are searched, also
+    /// those in which no program has a shim, since that is an answer.
     fn new(families: &'a [Snapshot], exact: Vec<Pair>, asked: &[&Asked]) -> Self {
         let mut tables = HashMap::new();
         if !exact.is_empty() {
             let holders = families.iter().flat_map(|f| &f.holders);
             let mut all: HashMap<u64, u32> = holders.map(|h| (h.netns, h.pid)).collect();
-            if let Some(own) = proc::own_netns().filter(|_| !asked.is_empty()) {
-                all.entry(own).or_insert(std::process::id());
+            let mut near: HashSet<u64> = all.keys().copied().collect();
+            if !asked.is_empty() {
+                near.extend(proc::own_netns());
+                all.extend(namespaces::others(&near));
+                all.extend(proc::own_netns().map(|own| (own, std::process::id())));
             }
             let whole = asked.iter().any(|a| !a.certain);
             tables.extend(diag::each(&all, |netns, n| {
-                let found = match whole {
+                // (A list takes milliseconds: not those of all pods.)
+                let found = match whole && near.contains(&netns) {
                     true => n.listed(),
                     false => n.connections(&exact),
                 };
@@ -279,6 +284,7 @@ mod tests {
             local,
             peer,
             certain,
+            hurry: true,
         }
     }
 
