@@ -209,18 +209,16 @@ impl<'a> Unnamed<'a> {
         if !exact.is_empty() {
             let holders = families.iter().flat_map(|f| &f.holders);
             let mut all: HashMap<u64, u32> = holders.map(|h| (h.netns, h.pid)).collect();
-            let mut near: HashSet<u64> = all.keys().copied().collect();
             if !asked.is_empty() {
-                near.extend(proc::own_netns());
-                all.extend(namespaces::others(&near));
-                all.extend(proc::own_netns().map(|own| (own, std::process::id())));
+                let own = proc::own_netns().map(|own| (own, std::process::id()));
+                all.extend(own);
+                all.extend(namespaces::others(&all.keys().copied().collect()));
             }
             let whole = asked.iter().any(|a| !a.certain);
             tables.extend(diag::each(&all, |netns, n| {
-                // (A list takes milliseconds: not those of all pods.)
-                let found = match whole && near.contains(&netns) {
-                    true => n.listed(),
-                    false => n.connections(&exact),
+                let found = match whole {
+                    true => n.connections(),
+                    false => n.these(&exact),
                 };
                 let is = |s: &tcp::Socket| s.state == tcp::state::ESTABLISHED;
                 let found = found.into_iter().filter(|(_, s)| is(s));

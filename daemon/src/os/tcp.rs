@@ -1,13 +1,13 @@
 //! The TCP sockets of a network namespace, as `/proc/PID/net/tcp` and `tcp6` list them.
 
 use crate::os::address::normal;
-use std::collections::HashMap;
 use std::net::SocketAddr;
 
 /// Values of [`Socket::state`], as in Linux's `tcp_states.h`.
 pub(crate) mod state {
     pub(crate) const ESTABLISHED: u8 = 1;
     pub(crate) const SYN_RECV: u8 = 3;
+    pub(crate) const FIN_WAIT2: u8 = 5;
     pub(crate) const TIME_WAIT: u8 = 6;
     pub(crate) const LISTEN: u8 = 10;
 }
@@ -23,22 +23,8 @@ pub(crate) struct Socket {
     pub inode: u64,
 }
 
-/// All TCP sockets in the network namespace of this process. Each of the two files takes milliseconds (`os::diag`).
-fn sockets(pid: u32) -> Vec<Socket> {
-    read(pid, |_| false)
-}
-
-/// The same without those in TIME_WAIT, of which there are so many, if that is known.
-pub(crate) fn listed(pid: u32, count: Option<usize>) -> Vec<Socket> {
-    let whole = |s: &&Socket| !matches!(s.state, state::TIME_WAIT | state::SYN_RECV);
-    let enough = |all: &[Socket]| count.is_some_and(|n| all.iter().filter(whole).count() >= n);
-    let mut all = read(pid, enough);
-    all.retain(|s| s.state != state::TIME_WAIT);
-    all
-}
-
-/// Until there are enough.
-fn read(pid: u32, enough: impl Fn(&[Socket]) -> bool) -> Vec<Socket> {
+/// All TCP sockets in the network namespace of this process, by two files that take milliseconds each (see `os::diag`).
+pub(crate) fn sockets(pid: u32) -> Vec<Socket> {
     let mut all = Vec::new();
     let Some(of) = underpass_admin::proc::living(pid) else {
         return all;
@@ -46,9 +32,6 @@ fn read(pid: u32, enough: impl Fn(&[Socket]) -> bool) -> Vec<Socket> {
     for file in ["net/tcp", "net/tcp6"] {
         let text = std::fs::read_to_string(of.join(file)).unwrap_or_default();
         all.extend(text.lines().skip(1).filter_map(line));
-        if enough(&all) {
-            break;
-        }
     }
     all
 }
@@ -65,13 +48,6 @@ pub(crate) fn in_use(pid: u32) -> Option<usize> {
     // (Without IPv6 there is no second file.)
     let v6 = count("net/sockstat6", "TCP6: inuse ");
     Some(count("net/sockstat", "TCP: inuse ")? + v6.unwrap_or(0))
-}
-
-/// Connections by local and peer address: established, being made, or being closed.
-pub(crate) fn connections(pid: u32) -> HashMap<(SocketAddr, SocketAddr), Socket> {
-    let all = sockets(pid).into_iter();
-    let all = all.filter(|s| s.state != state::LISTEN);
-    all.map(|s| ((s.local, s.peer), s)).collect()
 }
 
 /// `sl local peer state queues timer retransmits uid timeout inode …`
@@ -117,7 +93,11 @@ mod tests {
         let a = std::net::TcpStream::connect(l.local_addr().unwrap()).unwrap();
         let key = (a.local_addr().unwrap(), a.peer_addr().unwrap());
         let (mine, other) = (key, (key.1, key.0));
-        let inode = |pair| connections(me).get(pair).map(|s| s.inode);
+        let inode = |(local, peer): &(SocketAddr, SocketAddr)| {
+            let all = sockets(me).into_iter();
+            let mut found = all.filter(|s| (s.local, s.peer) == (*local, *peer));
+            found.next().map(|s| s.inode)
+        };
         assert_eq!(inode(&other), Some(0), "not accepted yet");
         let (b, _) = l.accept().unwrap();
         let ino = |s: &std::net::TcpStream| rustix::fs::fstat(s).unwrap().st_ino;

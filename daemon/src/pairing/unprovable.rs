@@ -47,7 +47,7 @@ pub(crate) fn look(unprovable: &[Unprovable]) -> Vec<Seen> {
     let namespaces = unprovable.iter().map(|u| (u.netns, u.pid)).collect();
     let there = diag::each(&namespaces, |netns, n| {
         let pairs = by_namespace.get(&netns).map_or(&[][..], Vec::as_slice);
-        (netns, n.connections(pairs))
+        (netns, n.these(pairs))
     });
     let there: HashMap<u64, _> = there.into_iter().collect();
     let one = |u: &Unprovable| {

@@ -1,13 +1,10 @@
 //! The TCP sockets that the kernel lists in some network namespaces.
 
-use crate::os::diag::{self, Namespace, Pair};
+use crate::os::diag::{self, Namespace};
 use crate::os::{namespaces, tcp};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use underpass_admin::proc;
-
-/// Most namespaces without rows of which the whole list is read: each takes milliseconds.
-const LISTS_MAX: usize = 32;
 
 /// The TCP sockets of all namespaces that have processes with rows, and what has been looked for in others.
 #[derive(Default)]
@@ -28,14 +25,10 @@ pub(crate) struct Lost {
 }
 
 impl Kernel {
-    /// `namespaces`: for each namespace a process in it, through whose `/proc` it is looked at; `known`: addresses of sockets
-    /// that are probably there.
-    pub(crate) fn read(namespaces: &HashMap<u64, u32>, known: &HashMap<u64, Vec<Pair>>) -> Self {
+    /// `namespaces`: for each namespace a process in it, through whose `/proc` it is looked at.
+    pub(crate) fn read(namespaces: &HashMap<u64, u32>) -> Self {
         let mut k = Kernel::default();
-        let look = |netns, n: &Namespace| {
-            let known = known.get(&netns).map_or(&[][..], Vec::as_slice);
-            (netns, n.sockets(known))
-        };
+        let look = |netns, n: &Namespace| (netns, n.sockets());
         for (netns, sockets) in diag::each(namespaces, look) {
             k.read.insert(netns);
             for s in sockets {
@@ -57,35 +50,17 @@ impl Kernel {
 
     /// Looks in all other namespaces of this node, whose programs have no shim, for the other ends of these.
     pub(crate) fn look_elsewhere(&mut self, of: &[Lost]) {
-        let others = namespaces::others(&self.read);
-        let exact: Vec<Pair> = of.iter().map(|l| (l.peer, l.local)).collect();
-        let mut seen = diag::each(&others, |netns, n| match n.in_use() {
-            Some(0) => (0, netns, Vec::new()),
-            count => (count.unwrap_or(0), netns, n.found(&exact).unwrap_or_default()),
-        });
-        let found: HashSet<Pair> = seen.iter().flat_map(|s| &s.2).map(|s| (s.local, s.peer)).collect();
-        // Where addresses are translated on the way, the lists themselves have to be read.
-        let ends = of.iter().filter(|l| !found.contains(&(l.peer, l.local)));
-        let ends: HashSet<SocketAddr> = ends.flat_map(|l| [l.local, l.peer]).collect();
-        // (A server that many reach by a service's address has many sockets.)
-        seen.sort_by_key(|s| std::cmp::Reverse(s.0));
-        let lists = if ends.is_empty() { 0 } else { LISTS_MAX };
-        for (count, netns, sockets) in seen.iter_mut().take(lists).filter(|s| s.0 > 0) {
-            let Some(pid) = others.get(netns) else { continue };
-            let listed = tcp::listed(*pid, Some(*count)).into_iter();
-            let known: HashSet<Pair> = sockets.iter().map(|s| (s.local, s.peer)).collect();
-            let new = listed.filter(|s| !known.contains(&(s.local, s.peer)));
-            sockets.extend(new.filter(|s| ends.contains(&s.local) || ends.contains(&s.peer)));
-        }
-        for (_, netns, sockets) in seen {
+        let ends: HashSet<SocketAddr> = of.iter().flat_map(|l| [l.local, l.peer]).collect();
+        let look = |netns, n: &Namespace| {
+            let mut all = n.sockets();
+            all.retain(|s| ends.contains(&s.local) || ends.contains(&s.peer));
+            (netns, all)
+        };
+        for (netns, sockets) in diag::each(&namespaces::others(&self.read), look) {
             for s in sockets {
                 self.enter(netns, s);
             }
         }
-        self.by_translated = self.translated(of);
-    }
-
-    fn translated(&self, of: &[Lost]) -> HashMap<Pair, (u64, tcp::Socket)> {
         let node = proc::own_netns();
         let mut found = HashMap::new();
         {
@@ -97,7 +72,7 @@ impl Kernel {
                 }
             }
         }
-        found
+        self.by_translated = found;
     }
 
     /// Are there processes with rows in this namespace?

@@ -7,7 +7,6 @@ use super::{Carrier, Census};
 use crate::clients::family::Family;
 use crate::clients::ids::ClientId;
 use crate::clients::view::{self, Entry, Holder, Snapshot};
-use crate::os::diag::{self, Pair};
 use crate::os::tcp;
 use lane::family::{flag, state, View, CONNS};
 use lane::num;
@@ -91,7 +90,7 @@ pub(crate) fn rows(
     let kins = kins(families, carriers);
     let members = || kins.iter().flat_map(|k| &k.members);
     let namespaces = members().map(|m| (m.holder.netns, m.holder.pid)).collect();
-    let kernel = Kernel::read(&namespaces, &addresses(&kins));
+    let kernel = Kernel::read(&namespaces);
     let mut held: BTreeMap<u64, Vec<&Member>> = BTreeMap::new();
     for m in members() {
         let mut inodes: Vec<u64> = m.inodes().collect();
@@ -194,32 +193,6 @@ fn kins(families: Vec<Snapshot>, carriers: Vec<Carrier>) -> Vec<Kin> {
         }
     }
     kins
-}
-
-/// What the families' tables say which sockets there are, by namespace: with each connection's other end, which may be in the
-/// same one.
-fn addresses(kins: &[Kin]) -> HashMap<u64, Vec<Pair>> {
-    let mut all: HashMap<u64, HashSet<Pair>> = HashMap::new();
-    for k in kins {
-        let views = k.family.iter().flat_map(|f| f.views());
-        let pairs: HashSet<Pair> = views.flat_map(|v| pairs(&v)).collect();
-        let namespaces: HashSet<u64> = k.members.iter().map(|m| m.holder.netns).collect();
-        for n in namespaces {
-            all.entry(n).or_default().extend(&pairs);
-        }
-    }
-    let list = |(n, pairs): (u64, HashSet<Pair>)| (n, pairs.into_iter().collect());
-    all.into_iter().map(list).collect()
-}
-
-fn pairs(v: &View) -> Vec<Pair> {
-    let Some(local) = view::address(&v.local) else {
-        return Vec::new();
-    };
-    match view::address(&v.peer) {
-        Some(peer) if v.state != state::LISTEN => vec![(local, peer), (peer, local)],
-        _ => vec![(local, diag::anybody(local))],
-    }
 }
 
 impl Kin {
