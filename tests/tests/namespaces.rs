@@ -70,7 +70,11 @@ fn root_many_namespaces() -> Result<()> {
     let d = Daemon::start()?;
     let n = wanted();
     let start = |i: usize| {
-        let place = if i % BARE == 0 { Place::bare() } else { d.place() };
+        let place = if i % BARE == 0 {
+            Place::bare()
+        } else {
+            d.place()
+        };
         let program = Program::new(&program, &place).arg(EACH.to_string());
         program.spawn()
     };
@@ -95,8 +99,13 @@ fn root_many_namespaces() -> Result<()> {
         }
         let cost = (used(daemon)? - before) / TIMES;
         let took = began.elapsed() / TIMES;
-        println!("{what} of {n} namespaces: {cost:?} of the processor, {took:?}; the lists: {lists:?}");
-        ensure!(cost < LITTLE.max(lists / 3), "{what}: {cost:?}; the lists: {lists:?}");
+        println!(
+            "{what} of {n} namespaces: {cost:?} of the processor, {took:?}; the lists: {lists:?}"
+        );
+        ensure!(
+            cost < LITTLE.max(lists / 3),
+            "{what}: {cost:?}; the lists: {lists:?}"
+        );
     }
     whole(&d.ss()?, &pids)
 }

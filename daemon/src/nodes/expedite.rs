@@ -112,7 +112,10 @@ impl Task {
         let rows: Vec<Option<Found>> = self.ends.iter().map(|e| by_row(&e.0, &all)).collect();
         let lost = self.ends.iter().zip(&rows).filter(|(_, row)| row.is_none());
         let mut exact: Vec<Pair> = lost.map(|((_, local, peer), _)| (*peer, *local)).collect();
-        let unseen = self.remote.iter().filter(|a| hits(a, &all).next().is_none());
+        let unseen = self
+            .remote
+            .iter()
+            .filter(|a| hits(a, &all).next().is_none());
         let unseen: Vec<&Asked> = unseen.collect();
         exact.extend(unseen.iter().map(|a| (a.local, a.peer)));
         let unnamed = Unnamed::new(&self.families, exact, &unseen);

@@ -115,7 +115,10 @@ impl Namespace {
 fn dump(socket: &netlink_sys::Socket, count: Option<usize>) -> io::Result<Vec<Socket>> {
     let mut all = Vec::new();
     let states = StateFlags::all() - StateFlags::TIME_WAIT;
-    for (family, any) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
+    for (family, any) in [
+        (AF_INET, SocketId::new_v4()),
+        (AF_INET6, SocketId::new_v6()),
+    ] {
         if count.is_some_and(|n| all.iter().filter(|s| is_counted(s)).count() >= n) {
             break;
         }
