@@ -7,6 +7,7 @@
 pub(crate) mod address;
 pub(crate) mod cgroup2;
 mod closer;
+pub(crate) mod diag;
 pub mod fds;
 pub(crate) mod locality;
 pub mod memfd;

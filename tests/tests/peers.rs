@@ -114,14 +114,27 @@ fn root_reasons_of_those_who_wait() -> Result<()> {
     b.await_reasons(2, "unproven", "-")?;
     a.await_reasons(2, "waiting", "unproven")?;
     t.end()?;
-    // No shim at the other end: it waits.
-    let server = Echo::serve("epoll", &b.addr(), &b.bare())?;
-    let dir = tempfile::tempdir()?;
-    let stop = dir.path().join("stop");
-    let client = server.client(&a.place(), 1, 0, Some(&stop))?;
-    a.await_reasons(1, "waiting", "-")?;
-    std::fs::write(&stop, b"")?;
-    client.finish(LIMIT)?;
+    Ok(())
+}
+
+/// The program at the other end has no shim: its node says so, also of a pod in which no program has one, and of ends that nobody
+/// is in a hurry about.
+#[test]
+fn root_programs_without_a_shim() -> Result<()> {
+    let lan = Lan::new()?;
+    let (a, b) = pair(&lan)?;
+    let pod = b.pod(&lan)?;
+    for (addr, bare) in [(b.addr(), b.bare()), (pod.addr.clone(), pod.bare())] {
+        for place in [a.place(), a.quiet()] {
+            let server = Echo::serve("epoll", &addr, &bare)?;
+            let dir = tempfile::tempdir()?;
+            let stop = dir.path().join("stop");
+            let client = server.client(&place, 1, 0, Some(&stop))?;
+            a.await_reasons(1, "waiting", "peer-no-shim")?;
+            std::fs::write(&stop, b"")?;
+            client.finish(LIMIT)?;
+        }
+    }
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 
 use super::Core;
 use crate::clients::ids::ConnRef;
-use crate::nodes::expedite::{Results, Sought, Task, ASKS, ENDS_MAX, TELL, TRIES};
+use crate::nodes::expedite::{Results, Sought, Task, ASKS, ENDS_MAX, TELL, TRIES, TRIES_ASKED};
 use crate::nodes::peers::pairing::Asked;
 use underpass_rdma::verbs::Provider;
 
@@ -41,7 +41,7 @@ impl<V: Provider> Core<V> {
         });
         self.lookup.remote.retain_mut(|f| {
             f.tries += 1;
-            f.tries <= TRIES
+            f.tries <= if f.asked.hurry { TRIES } else { TRIES_ASKED }
         });
         let remote: Vec<Asked> = self.lookup.remote.iter().map(|f| f.asked).collect();
         for who in tell {
@@ -66,7 +66,7 @@ impl<V: Provider> Core<V> {
             }
         }
         for (asked, f) in found.remote {
-            if let Some(f) = f.ask {
+            if let Some(f) = f.ask.filter(|_| asked.hurry) {
                 self.command(f.client, f.conn, f.gen, f.op);
             }
             // Only one node asks about a connection, the one that the address of its peer belongs to.

@@ -11,7 +11,8 @@ use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::view::{self, Entry, Snapshot};
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::pairing::Asked;
-use crate::os::tcp;
+use crate::os::diag::{self, Pair};
+use crate::os::{namespaces, tcp};
 use lane::num;
 use lane::proto::msg::op;
 use lane::proto::reason::Reason;
@@ -25,8 +26,9 @@ use underpass_admin::proc;
 pub(crate) const ENDS_MAX: usize = 256;
 /// Most ends that are looked for at once on behalf of one other node.
 const REMOTE_MAX: usize = 32;
-/// Most searches for one end, and how often its other end is asked.
+/// Most searches for one end (one that is only asked about has been there for long), and how often its other end is asked.
 pub(crate) const TRIES: u32 = 20;
+pub(crate) const TRIES_ASKED: u32 = 2;
 pub(crate) const ASKS: u32 = 3;
 /// The searches at which other nodes are asked: more than once, because a message may be lost with its channel.
 pub(crate) const TELL: [u32; 3] = [1, 4, 12];
@@ -107,27 +109,33 @@ impl Task {
     /// Runs on a helper thread.
     pub fn run(self) -> Results {
         let all = view::entries(&self.families);
-        let mut unnamed = Unnamed::new(&self.families);
-        let ends = look(&self.ends, &all, &mut unnamed);
-        let ends = self.ends.iter().zip(ends);
+        let rows: Vec<Option<Found>> = self.ends.iter().map(|e| by_row(&e.0, &all)).collect();
+        let lost = self.ends.iter().zip(&rows).filter(|(_, row)| row.is_none());
+        let mut exact: Vec<Pair> = lost.map(|((_, local, peer), _)| (*peer, *local)).collect();
+        let unseen = self
+            .remote
+            .iter()
+            .filter(|a| hits(a, &all).next().is_none());
+        let unseen: Vec<&Asked> = unseen.collect();
+        exact.extend(unseen.iter().map(|a| (a.local, a.peer)));
+        let unnamed = Unnamed::new(&self.families, exact, &unseen);
+        let one = |(end, row): (&(ConnRef, SocketAddr, SocketAddr), &Option<Found>)| {
+            let found = row.or_else(|| unnamed.find(end.0.client, end.1, end.2));
+            Some((end.0, found?))
+        };
         Results {
-            ends: ends.filter_map(|(e, f)| Some((e.0, f?))).collect(),
-            remote: look_remote(self.remote, &all, &mut unnamed),
+            ends: self.ends.iter().zip(&rows).filter_map(one).collect(),
+            remote: look_remote(&self.remote, &all, &unnamed),
         }
     }
 }
 
-fn look(ends: &Ends, all: &[Entry], unnamed: &mut Unnamed<'_>) -> Vec<Option<Found>> {
-    let row = |who: &ConnRef| {
-        let mine = all
-            .iter()
-            .find(|e| (e.client, e.conn, e.gen) == (who.client, who.conn, who.gen))?;
-        Some(by_entry(&all[mine.other?]))
-    };
-    let one = |(who, local, peer): &(ConnRef, SocketAddr, SocketAddr)| {
-        row(who).or_else(|| unnamed.find(who.client, *local, *peer))
-    };
-    ends.iter().map(one).collect()
+/// The other end of an end whose shim has named both.
+fn by_row(who: &ConnRef, all: &[Entry]) -> Option<Found> {
+    let mine = all
+        .iter()
+        .find(|e| (e.client, e.conn, e.gen) == (who.client, who.conn, who.gen))?;
+    Some(by_entry(&all[mine.other?]))
 }
 
 fn by_entry(e: &Entry) -> Found {
@@ -144,29 +152,34 @@ fn is(asked: &Asked, local: SocketAddr, peer: SocketAddr) -> bool {
     peer == asked.peer && (local == asked.local || !asked.certain)
 }
 
+/// The rows of that connection.
+fn hits<'a>(asked: &'a Asked, all: &'a [Entry]) -> impl Iterator<Item = &'a Entry> {
+    let hit = |e: &&Entry| e.addresses().is_some_and(|(l, p)| is(asked, l, p));
+    all.iter().filter(hit)
+}
+
 fn look_remote(
-    wanted: Vec<Asked>,
+    wanted: &[Asked],
     all: &[Entry],
-    unnamed: &mut Unnamed<'_>,
+    unnamed: &Unnamed<'_>,
 ) -> Vec<(Asked, FoundRemote)> {
     let mut found = Vec::new();
     let mut bare: Vec<(Asked, u64)> = Vec::new();
     for a in wanted {
-        let hit = |e: &&Entry| e.addresses().is_some_and(|(l, p)| is(&a, l, p));
-        let mut named = all.iter().filter(hit);
+        let mut named = hits(a, all);
         match (named.next(), named.next()) {
             (Some(e), None) => {
                 let ask = Some(by_entry(e));
                 let reason = e.row.reason;
-                found.push((a, FoundRemote { reason, ask }));
+                found.push((*a, FoundRemote { reason, ask }));
             }
             (Some(_), Some(_)) => {} // in two namespaces: nobody knows which
-            (None, _) => match unnamed.find_remote(&a) {
+            (None, _) => match unnamed.find_remote(a) {
                 Some((_, ask @ Some(_))) => {
                     let reason = Reason::Young.code();
-                    found.push((a, FoundRemote { reason, ask }));
+                    found.push((*a, FoundRemote { reason, ask }));
                 }
-                Some((inode, None)) => bare.push((a, inode)),
+                Some((inode, None)) => bare.push((*a, inode)),
                 None => {}
             },
         }
@@ -185,41 +198,46 @@ fn look_remote(
 /// one of the namespaces of connected processes, and a descriptor of one of these that refers to it.
 struct Unnamed<'a> {
     families: &'a [Snapshot],
-    /// By namespace: its connections, with inodes. Read when first needed.
-    tables: Option<Tables>,
+    /// By namespace: established connections that may be those, with inodes.
+    tables: Tables,
 }
 
-type Tables = HashMap<u64, HashMap<(SocketAddr, SocketAddr), u64>>;
+type Tables = HashMap<u64, HashMap<Pair, u64>>;
 
 impl<'a> Unnamed<'a> {
-    fn new(families: &'a [Snapshot]) -> Self {
-        Unnamed {
-            families,
-            tables: None,
-        }
-    }
-
-    fn tables(&mut self) -> &Tables {
-        let families = self.families;
-        self.tables.get_or_insert_with(|| {
-            let mut tables = HashMap::new();
-            for h in families.iter().flat_map(|f| &f.holders) {
-                tables
-                    .entry(h.netns)
-                    .or_insert_with(|| tcp::established(h.pid));
+    /// `exact`: what is looked for; `asked`: those of it that other nodes ask about. For these all namespaces are searched, also
+    /// those in which no program has a shim, since that is an answer.
+    fn new(families: &'a [Snapshot], exact: Vec<Pair>, asked: &[&Asked]) -> Self {
+        let mut tables = HashMap::new();
+        if !exact.is_empty() {
+            let holders = families.iter().flat_map(|f| &f.holders);
+            let mut all: HashMap<u64, u32> = holders.map(|h| (h.netns, h.pid)).collect();
+            if !asked.is_empty() {
+                let own = proc::own_netns().map(|own| (own, std::process::id()));
+                all.extend(own);
+                all.extend(namespaces::others(&all.keys().copied().collect()));
             }
-            tables
-        })
+            let whole = asked.iter().any(|a| !a.certain);
+            tables.extend(diag::each(&all, |netns, n| {
+                let found = match whole {
+                    true => n.connections(),
+                    false => n.these(&exact),
+                };
+                let is = |s: &tcp::Socket| s.state == tcp::state::ESTABLISHED;
+                let found = found.into_iter().filter(|(_, s)| is(s));
+                (netns, found.map(|(pair, s)| (pair, s.inode)).collect())
+            }));
+        }
+        Unnamed { families, tables }
     }
 
-    fn find(&mut self, seeker: ClientId, local: SocketAddr, peer: SocketAddr) -> Option<Found> {
+    fn find(&self, seeker: ClientId, local: SocketAddr, peer: SocketAddr) -> Option<Found> {
         let mut holders = self.families.iter().flat_map(|f| &f.holders);
         let home = holders.find(|h| h.client == seeker)?.netns;
-        let tables = self.tables();
-        let in_ns = |ns: &u64| tables.get(ns)?.get(&(peer, local)).copied();
+        let in_ns = |ns: &u64| self.tables.get(ns)?.get(&(peer, local)).copied();
         // In the end's own namespace an address pair means one socket; in others it must be the only one.
         let inode = in_ns(&home).or_else(|| {
-            let mut hits = tables.keys().filter_map(in_ns);
+            let mut hits = self.tables.keys().filter_map(in_ns);
             hits.next().filter(|_| hits.next().is_none())
         });
         self.by_inode(inode.filter(|i| *i != 0)?)
@@ -237,25 +255,13 @@ impl<'a> Unnamed<'a> {
         })
     }
 
-    /// The socket of the connection that another node asks about, and the shim that holds it. Our own namespace is
-    /// searched even if no program there has a shim, since that is an answer, too.
-    fn find_remote(&mut self, asked: &Asked) -> Option<(u64, Option<Found>)> {
-        self.tables();
-        let tables = self.tables.as_mut()?;
-        if let Some(ns) = proc::own_netns() {
-            tables
-                .entry(ns)
-                .or_insert_with(|| tcp::established(std::process::id()));
-        }
-        let hit = |((local, peer), inode): (&(SocketAddr, SocketAddr), &u64)| {
+    /// The socket of the connection that another node asks about, and the shim that holds it.
+    fn find_remote(&self, asked: &Asked) -> Option<(u64, Option<Found>)> {
+        let hit = |((local, peer), inode): (&Pair, &u64)| {
             (is(asked, *local, *peer) && *inode != 0).then_some(*inode)
         };
-        let mut hits = tables.values().flatten().filter_map(hit);
-        let inode = hits.next()?;
-        if hits.next().is_some() {
-            return None;
-        }
-        drop(hits);
+        let mut hits = self.tables.values().flatten().filter_map(hit);
+        let inode = hits.next().filter(|_| hits.next().is_none())?;
         Some((inode, self.by_inode(inode)))
     }
 }
@@ -279,6 +285,7 @@ mod tests {
             local,
             peer,
             certain,
+            hurry: true,
         }
     }
 
@@ -311,8 +318,9 @@ mod tests {
         let (server, _) = l.accept().unwrap();
         let from = client.local_addr().unwrap();
         let look = |wanted: &[Asked]| {
-            let mut unnamed = Unnamed::new(&[]);
-            look_remote(wanted.to_vec(), &[], &mut unnamed)
+            let exact = wanted.iter().map(|a| (a.local, a.peer)).collect();
+            let all: Vec<&Asked> = wanted.iter().collect();
+            look_remote(wanted, &[], &Unnamed::new(&[], exact, &all))
         };
         let elsewhere = SocketAddr::from(([192, 0, 2, 1], 80));
         let (exact, translated) = (asked(here, from, true), asked(elsewhere, from, false));

@@ -7,7 +7,7 @@
 //! Runs on the blocking pool; each end is looked at twice at most.
 
 use crate::clients::ids::ConnRef;
-use crate::os::tcp;
+use crate::os::diag::{self, Pair};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -39,15 +39,20 @@ pub enum Seen {
 
 /// One look at all of them. For a helper.
 pub(crate) fn look(unprovable: &[Unprovable]) -> Vec<Seen> {
-    let mut tables = HashMap::new();
-    let one = |d: &Unprovable| {
-        let t: &HashMap<_, _> = tables
-            .entry(d.netns)
-            .or_insert_with(|| tcp::connections(d.pid));
-        match (
-            t.contains_key(&(d.local, d.peer)),
-            t.contains_key(&(d.peer, d.local)),
-        ) {
+    let mut by_namespace: HashMap<u64, Vec<Pair>> = HashMap::new();
+    for u in unprovable {
+        let pairs = by_namespace.entry(u.netns).or_default();
+        pairs.extend([(u.local, u.peer), (u.peer, u.local)]);
+    }
+    let namespaces = unprovable.iter().map(|u| (u.netns, u.pid)).collect();
+    let there = diag::each(&namespaces, |netns, n| {
+        let pairs = by_namespace.get(&netns).map_or(&[][..], Vec::as_slice);
+        (netns, n.these(pairs))
+    });
+    let there: HashMap<u64, _> = there.into_iter().collect();
+    let one = |u: &Unprovable| {
+        let is = |pair: Pair| there.get(&u.netns).is_some_and(|t| t.contains_key(&pair));
+        match (is((u.local, u.peer)), is((u.peer, u.local))) {
             (_, true) => Seen::Here,
             (true, false) => Seen::Missing,
             (false, false) => Seen::Unknown,

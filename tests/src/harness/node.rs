@@ -82,6 +82,25 @@ impl Drop for Lan {
     }
 }
 
+/// See [`Node::pod`].
+pub struct Pod {
+    ns: String,
+    pub addr: String,
+}
+
+impl Pod {
+    /// For programs without the shim.
+    pub fn bare(&self) -> Place {
+        Place::bare().netns(&self.ns)
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let _ = sh(&format!("ip netns del {}", self.ns));
+    }
+}
+
 /// How a node's daemon is configured, where it differs from the usual.
 #[derive(Clone, Default)]
 pub struct Setup {
@@ -224,6 +243,24 @@ impl Node {
 
     pub fn bare(&self) -> Place {
         Place::bare().netns(&self.ns)
+    }
+
+    /// A network namespace of this node beside its own, as a pod has.
+    pub fn pod(&self, lan: &Lan) -> Result<Pod> {
+        let (n, ns) = (self.n, format!("{}p", self.ns));
+        let pod = Pod {
+            ns: ns.clone(),
+            addr: format!("10.88.{n}.7"),
+        };
+        sh(&format!("ip netns add {ns}"))?;
+        sh(&format!(
+            "ip link add eth0 netns {ns} type veth peer name p{n} netns {}",
+            lan.hub
+        ))?;
+        sh(&format!("ip -n {} link set p{n} master br0 up", lan.hub))?;
+        sh(&format!("ip -n {ns} addr add {}/16 dev eth0", pod.addr))?;
+        sh(&format!("ip -n {ns} link set eth0 up"))?;
+        Ok(pod)
     }
 
     /// Runs a command inside.

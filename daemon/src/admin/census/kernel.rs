@@ -1,5 +1,6 @@
 //! The TCP sockets that the kernel lists in some network namespaces.
 
+use crate::os::diag::{self, Namespace};
 use crate::os::{namespaces, tcp};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -24,12 +25,13 @@ pub(crate) struct Lost {
 }
 
 impl Kernel {
-    /// `namespaces`: for each namespace a process in it, through whose `/proc` the tables are read.
-    pub(crate) fn read(namespaces: HashMap<u64, u32>) -> Self {
+    /// `namespaces`: for each namespace a process in it, through whose `/proc` it is looked at.
+    pub(crate) fn read(namespaces: &HashMap<u64, u32>) -> Self {
         let mut k = Kernel::default();
-        for (netns, pid) in namespaces {
+        let look = |netns, n: &Namespace| (netns, n.sockets());
+        for (netns, sockets) in diag::each(namespaces, look) {
             k.read.insert(netns);
-            for s in tcp::sockets(pid) {
+            for s in sockets {
                 if s.inode != 0 {
                     k.by_inode.insert(s.inode, s.clone());
                 }
@@ -40,7 +42,7 @@ impl Kernel {
     }
 
     fn enter(&mut self, netns: u64, s: tcp::Socket) {
-        if !matches!(s.state, tcp::state::LISTEN | tcp::state::TIME_WAIT) {
+        if s.state != tcp::state::LISTEN {
             let all = self.by_pair.entry((s.local, s.peer)).or_default();
             all.push((netns, s));
         }
@@ -49,11 +51,14 @@ impl Kernel {
     /// Looks in all other namespaces of this node, whose programs have no shim, for the other ends of these.
     pub(crate) fn look_elsewhere(&mut self, of: &[Lost]) {
         let ends: HashSet<SocketAddr> = of.iter().flat_map(|l| [l.local, l.peer]).collect();
-        for (netns, pid) in namespaces::others(&self.read) {
-            for s in tcp::sockets(pid) {
-                if ends.contains(&s.local) || ends.contains(&s.peer) {
-                    self.enter(netns, s);
-                }
+        let look = |netns, n: &Namespace| {
+            let mut all = n.sockets();
+            all.retain(|s| ends.contains(&s.local) || ends.contains(&s.peer));
+            (netns, all)
+        };
+        for (netns, sockets) in diag::each(&namespaces::others(&self.read), look) {
+            for s in sockets {
+                self.enter(netns, s);
             }
         }
         let node = proc::own_netns();

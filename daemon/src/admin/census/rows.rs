@@ -89,11 +89,8 @@ pub(crate) fn rows(
     } = census;
     let kins = kins(families, carriers);
     let members = || kins.iter().flat_map(|k| &k.members);
-    let kernel = Kernel::read(
-        members()
-            .map(|m| (m.holder.netns, m.holder.pid))
-            .collect::<HashMap<_, _>>(),
-    );
+    let namespaces = members().map(|m| (m.holder.netns, m.holder.pid)).collect();
+    let kernel = Kernel::read(&namespaces);
     let mut held: BTreeMap<u64, Vec<&Member>> = BTreeMap::new();
     for m in members() {
         let mut inodes: Vec<u64> = m.inodes().collect();

@@ -84,6 +84,12 @@ pub enum Msg {
         local: SocketAddr,
         peer: SocketAddr,
     },
+    /// An end of the sender's node waits for its other end, with these addresses as that has them: say why it does not come, and
+    /// do nothing about it.
+    Ask {
+        local: SocketAddr,
+        peer: SocketAddr,
+    },
     /// It was found: this is why it is on TCP so far (shown to the user). Addresses as asked.
     Seen {
         local: SocketAddr,
@@ -349,6 +355,7 @@ mod tests {
             (any::<u64>(), reason()).prop_map(|(make, refusal)| Msg::Made { make, refusal }),
             (any::<u64>(), reason()).prop_map(|(make, reason)| Msg::Fail { make, reason }),
             addresses().prop_map(|(local, peer)| Msg::Expedited { local, peer }),
+            addresses().prop_map(|(local, peer)| Msg::Ask { local, peer }),
             (addresses(), reason()).prop_map(|((local, peer), reason)| Msg::Seen {
                 local,
                 peer,

@@ -115,8 +115,11 @@ struct Sought {
     end: End,
     scope: Scope,
     note: Shown,
-    /// What another node has said of its other end, when that was looked for because this end is expedited.
+    /// What another node has said of its other end, when that was looked for.
     seen: u32,
+    /// When that node is asked, and how often it was.
+    ask_ns: u64,
+    asks: u32,
 }
 
 /// An end for which a `Make` is under way.
@@ -198,6 +201,8 @@ impl Pairing {
             scope: Scope::Own, // until it is placed
             note: Shown::default(),
             seen: 0,
+            ask_ns: now + expedited::ASK_NS,
+            asks: 0,
         };
         self.place(sought, now, alive, out);
     }
@@ -383,8 +388,9 @@ impl Pairing {
         self.ends.get(&key).or_else(making)
     }
 
-    /// Handles what is due: Makes without an answer, and turns.
+    /// Handles what is due: Makes without an answer, turns, and questions.
     pub fn tick(&mut self, now: u64, alive: Alive, out: &mut Vec<Out>) {
+        self.ask(now, out);
         let nodes: Vec<Name> = self.tables.keys().cloned().collect();
         for node in nodes {
             let Some(t) = self.tables.get_mut(&node) else {

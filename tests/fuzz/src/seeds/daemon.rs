@@ -58,6 +58,7 @@ fn messages() -> Vec<Msg> {
             refusal: 3,
         },
         Msg::Expedited { local, peer },
+        Msg::Ask { local, peer },
         Msg::Engine {
             incarnation,
             control: Control::QpDead { link: 3 },

@@ -1,3 +1,5 @@
+//! Why an end waits for one of another node. That node is asked, since only it can tell of a program without a shim.
+//!
 //! Expedited ends, across nodes: `underpass check` opens a connection and wants to know at once what becomes of
 //! it, while the program at the other end makes no calls and will not register by itself. The node that may have
 //! that program is told which connection it is, and looks for it as it does for connections of its own (see
@@ -11,6 +13,8 @@ use crate::clients::ids::ConnRef;
 use crate::nodes::peers::directory::{Name, Owner};
 use crate::nodes::peers::msg::Msg;
 use crate::os::address::normal;
+use lane::proto::reason::Reason;
+use std::collections::HashMap;
 use std::net::SocketAddr;
 
 /// A connection that another node wants looked for.
@@ -21,7 +25,16 @@ pub struct Asked {
     pub local: SocketAddr,
     pub peer: SocketAddr,
     pub certain: bool,
+    /// The program's shim is asked to register.
+    pub hurry: bool,
 }
+
+/// An end waits this long before the node of its other end is asked why, then twice as long each time (128 s at most); so often, if
+/// there is no answer.
+pub(super) const ASK_NS: u64 = 2_000_000_000;
+const ASKS_MAX: u32 = 6;
+/// Most questions to a node at a time; it takes no more (`nodes::expedite`).
+const AT_ONCE: usize = 16;
 
 impl Pairing {
     /// Tells the nodes that may have the other end of one of ours; returns how many were told.
@@ -47,12 +60,40 @@ impl Pairing {
         told
     }
 
+    /// Asks about ends that have waited for some time.
+    pub(super) fn ask(&mut self, now: u64, out: &mut Vec<Out>) {
+        let mut told: HashMap<Name, usize> = HashMap::new();
+        for s in self.ends.values_mut() {
+            let Scope::Node(node) = &s.scope else {
+                continue;
+            };
+            // (A program without a shim gets none; any other reason may pass.)
+            let known = s.seen == Reason::PeerNoShim.code() || s.note.peer != 0;
+            let in_vain = s.seen == 0 && s.asks >= ASKS_MAX;
+            if known || in_vain || s.ask_ns > now {
+                continue;
+            }
+            let Some(t) = self.tables.get(node).filter(|t| t.channel.is_some()) else {
+                continue;
+            };
+            let n = told.entry(node.clone()).or_default();
+            if *n == AT_ONCE {
+                continue; // at the next tick
+            }
+            *n += 1;
+            s.asks = (s.asks + 1).min(ASKS_MAX);
+            s.ask_ns = now + (ASK_NS << s.asks);
+            let (local, peer) = (s.end.peer, s.end.local);
+            t.send(Msg::Ask { local, peer }, out);
+        }
+    }
+
     /// A node wants a connection of this node looked for.
     pub(super) fn hurried(
         &mut self,
         node: &Name,
-        local: SocketAddr,
-        peer: SocketAddr,
+        (local, peer): (SocketAddr, SocketAddr),
+        hurry: bool,
         out: &mut Vec<Out>,
     ) {
         match self.directory.owner(peer.ip()) {
@@ -75,6 +116,7 @@ impl Pairing {
             local: normal(local),
             peer: normal(peer),
             certain,
+            hurry,
         };
         out.push(Out::Expedited(node.clone(), asked));
     }

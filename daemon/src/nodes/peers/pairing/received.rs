@@ -76,7 +76,11 @@ impl Pairing {
         }
         match (t.part, msg) {
             (_, Msg::Expedited { local, peer }) => {
-                self.hurried(node, local, peer, out);
+                self.hurried(node, (local, peer), true, out);
+                Ok(())
+            }
+            (_, Msg::Ask { local, peer }) => {
+                self.hurried(node, (local, peer), false, out);
                 Ok(())
             }
             (

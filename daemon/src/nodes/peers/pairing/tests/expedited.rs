@@ -23,6 +23,7 @@ fn an_end_in_a_expedited_is_told_where_its_other_end_may_be() {
             local,
             peer,
             certain,
+            hurry: true,
         };
         ("a".into(), asked)
     };
@@ -113,4 +114,47 @@ fn what_was_seen_is_shown_until_more_is_known() {
     net.settle();
     let (_, peer) = net.shown(0, who(1)).unwrap();
     assert_eq!(peer, Some(Reason::Unproven));
+}
+
+/// Whoever waits asks why, less and less often, until there is an answer.
+#[test]
+fn who_waits_asks() {
+    let mut net = Net::new(3);
+    let ours = client("10.1.0.5:1000", "10.2.0.7:80");
+    net.lookup(0, who(1), ours);
+    let tick = |net: &mut Net, seconds: u64| {
+        net.now += seconds * S;
+        net.at(0, |p, now, alive, out| p.tick(now, alive, out));
+        net.settle();
+        net.nodes[1].asked.len()
+    };
+    assert_eq!(tick(&mut net, 1), 0, "most find their other end at once");
+    assert_eq!(tick(&mut net, 1), 1);
+    let (from, asked) = net.nodes[1].asked[0].clone();
+    assert!(&*from == "a" && asked.certain && !asked.hurry);
+    assert_eq!(asked.local, "10.2.0.7:80".parse().unwrap());
+    assert_eq!(tick(&mut net, 3), 1);
+    assert_eq!(tick(&mut net, 1), 2);
+    assert_eq!(net.nodes[2].asked, [], "nobody else");
+    let msg = Msg::Seen {
+        local: asked.local,
+        peer: asked.peer,
+        reason: Reason::PeerNoShim.code(),
+    };
+    let b = net.nodes[1].name.clone();
+    net.at(0, |p, now, alive, out| p.message(&b, msg, now, alive, out))
+        .unwrap();
+    let known = (Some(Reason::None), Some(Reason::PeerNoShim));
+    assert_eq!(net.shown(0, who(1)), Some(known));
+    assert_eq!(tick(&mut net, 1000), 2, "it is known");
+    // Without an answer, not for ever; and not all at once.
+    let all = u32::try_from(2 * 16).unwrap();
+    for n in 2..2 + all {
+        net.lookup(0, who(n), client(&format!("10.1.0.5:{n}"), "10.2.0.7:80"));
+    }
+    assert_eq!(tick(&mut net, 3), 2 + 16);
+    assert_eq!(tick(&mut net, 0), 2 + 32);
+    assert_eq!(tick(&mut net, 0), 2 + 32);
+    let so_far = (0..100).map(|_| tick(&mut net, 1000)).last();
+    assert_eq!(so_far, Some(2 + 32 * 6));
 }
