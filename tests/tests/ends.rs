@@ -33,6 +33,12 @@ fn a_shutdown_keeps_to_its_connection() -> Result<()> {
     both_ways("shutting", &["reused", "20"], 20, 20_000)
 }
 
+/// While another thread makes it leave its lane, whose place is the next connection's then.
+#[test]
+fn a_shutdown_keeps_to_its_lane() -> Result<()> {
+    both_ways("given_back", &[], 10, 10_000)
+}
+
 /// Of more than TCP has room for.
 #[test]
 fn a_shutdown_of_a_full_ring_is_quick() -> Result<()> {
