@@ -229,8 +229,7 @@ impl Port for Tcp {
     }
     fn tcp_unread(&self) -> Result<usize, i32> {
         self.ask();
-        let all = self.queue.borrow().len();
-        Ok(self.mark.get().unwrap_or(all))
+        Ok(self.mark.get().unwrap_or_else(|| self.queue.borrow().len()))
     }
     fn readable(&self, _: *const u8, _: usize) -> bool {
         let left = self.mapped.get().checked_sub(1);
