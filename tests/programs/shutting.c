@@ -220,11 +220,11 @@ static long full(void) {
 
 static void none(int signal) { (void)signal; }
 
-static void ready(int count, int *fds, pid_t *p) {
+static void ready(int count, long bytes, int *fds, pid_t *p) {
     sigset_t usr1, before;
     sigemptyset(&usr1), sigaddset(&usr1, SIGUSR1);
     signal(SIGUSR1, none), sigprocmask(SIG_BLOCK, &usr1, &before);
-    for (int k = 0; k < count; k++) p[k] = beside_stopped(&fds[k], MOST);
+    for (int k = 0; k < count; k++) p[k] = beside_stopped(&fds[k], bytes);
     printf("ready\n"), fflush(stdout);
     sigsuspend(&before);
 }
@@ -234,17 +234,17 @@ static void late(int count) {
     pid_t p[count];
     pthread_t t[count];
     struct shut s[count], lends = {.how = -1};
-    ready(count, fds, p);
+    ready(count, sizeof buf, fds, p);
     for (int k = 0; k < count; k++) s[k].fd = fds[k], s[k].how = SHUT_RDWR, t[k] = start(&s[k]);
     for (int k = 0; k < count; k++) NEED(!pthread_join(t[k], 0));
     NEED(!pthread_join(start(&lends), 0));
-    for (int k = 0; k < count; k++) read_all(fds[k], MOST, 0), gone(p[k], fds[k]);
+    for (int k = 0; k < count; k++) read_all(fds[k], sizeof buf, 0), gone(p[k], fds[k]);
 }
 
 static void many(int count) {
     int fds[count];
     pid_t p[count];
-    ready(count, fds, p);
+    ready(count, MOST, fds, p);
     long began = now_us();
     for (int k = 0; k < count; k++) NEED(!shutdown(fds[k], SHUT_RDWR));
     long took = now_us() - began;
