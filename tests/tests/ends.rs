@@ -36,7 +36,14 @@ fn a_shutdown_keeps_to_its_connection() -> Result<()> {
 /// While another thread makes it leave its lane, whose place is the next connection's then.
 #[test]
 fn a_shutdown_keeps_to_its_lane() -> Result<()> {
-    both_ways("given_back", &[], 10, 10_000)
+    both_ways("held", &["place"], 10, 10_000)
+}
+
+/// It waits for a peer that does nothing, and its own process does not run in that time.
+#[test]
+fn who_does_not_run_does_not_wait() -> Result<()> {
+    both_ways("held", &["leaves"], 2, 3_000)?;
+    both_ways("held", &["shuts"], 2, 3_000)
 }
 
 /// Of more than TCP has room for.

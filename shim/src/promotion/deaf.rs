@@ -78,6 +78,12 @@ impl Patience {
             in_vain_until,
         }
     }
+
+    /// Is nobody expected to begin any more? (Time in which this process has not run, because it was stopped or throttled, does
+    /// not count.)
+    fn is_over(&self, waited: u64, asked: &Asked) -> bool {
+        waited > self.begin && (self.begin == AGAIN_MS || asked.has_waited_enough())
+    }
 }
 
 /// Brings the receiving direction to TCP, if it is to be there when nothing can come any more. If neither the other end nor
@@ -122,7 +128,9 @@ pub fn bring_unread(i: u32) {
                         return;
                     }
                 }
-                Ok(BeforeDeaf::Sender) if waited > most.begin && c.rx.deaf_all_the_same(&m) => {
+                Ok(BeforeDeaf::Sender)
+                    if most.is_over(waited, &asked) && c.rx.deaf_all_the_same(&m) =>
+                {
                     return most.in_vain_until.store(now + IN_VAIN_MS, Relaxed);
                 }
                 Ok(BeforeDeaf::Sender) if waited > BEGIN_ACROSS_MS + COMING_MS => return,

@@ -200,7 +200,7 @@ fn come_down(who: Leaver, why: Reason) -> bool {
         if asked.is_due() {
             asked.ask(who.i);
         }
-        if waited > LEAVE_MS {
+        if waited > LEAVE_MS && asked.has_waited_enough() {
             who.reset(Reason::Stalled);
             return false;
         }

@@ -1,7 +1,13 @@
-/* A thread is in the middle of a shutdown, and is held there (traced), while another one makes the connection leave its
- * lane: the lane's place is the next connection's when the first goes on, and what it writes must not be that one's end.
+/* A thread waits in a call, beside a peer that is stopped, and is held there (traced).
  *
- * The next connections are half closed by this end; their peer sends, leaves their lanes with that unread, and sends more.
+ *     held place      It shuts down, and meanwhile another thread makes the connection leave its lane: the lane's place is the
+ *                     next connection's when the first goes on, and what it writes must not be that one's end. The next
+ *                     connections are half closed by this end; their peer sends, leaves their lanes with that unread, and
+ *                     sends more.
+ *     held leaves     It leaves its lane, and is held for longer than such a call waits: that is no time in which others have
+ *                     failed to do their part.
+ *     held shuts      The same of a shutdown of both directions, after which the connection leaves its lane.
+ *
  * Prints "result ok".
  */
 #define _GNU_SOURCE
@@ -17,8 +23,10 @@
 
 #include "pairs.h"
 
-enum { UNREAD = 3000, FIRST = 2000, MORE = 1000, NEXT = 4, PATIENCE_US = 20000000 };
+enum { UNREAD = 3000, FIRST = 2000, MORE = 1000, NEXT = 4, HELD_US = 2500000, PATIENCE_US = 20000000 };
 extern char **environ;
+
+static char mode;
 
 static struct shared {
     volatile int thread, traced, held, release; /* the thread that shuts down, and its tracer */
@@ -114,20 +122,43 @@ static int accepted(void) {
     return fd;
 }
 
-static void *shuts(void *arg) {
+static void *held(void *arg) {
+    int fd = *(int *)arg;
     s->thread = (int)syscall(SYS_gettid);
     until(&s->traced);
-    NEED(!shutdown(*(int *)arg, SHUT_RDWR));
+    if (mode == 'l') NEED(!dup2(fd, 0));
+    else NEED(!shutdown(fd, SHUT_RDWR));
     return 0;
 }
 
-static void read_all(int fd) {
-    char buf[FIRST + MORE + 1];
+/* `end`: and then there is nothing more. */
+static void read_all(int fd, int all, int end) {
+    char buf[all + 1];
     int at = 0;
-    for (long n; (n = recv(fd, buf + at, sizeof buf - (size_t)at, 0)); at += (int)n) NEED(n > 0);
-    if (at != FIRST + MORE) fprintf(stderr, "%d bytes\n", at);
-    NEED(at == FIRST + MORE);
+    for (long n; at < all + end && (n = read(fd, buf + at, (size_t)(all + end - at))); at += (int)n) NEED(n > 0);
+    if (at != all) fprintf(stderr, "%d bytes\n", at);
+    NEED(at == all);
     for (int k = 0; k < at; k++) NEED(buf[k] == byte_at(k));
+}
+
+static void release(pthread_t t) {
+    s->release = 1;
+    NEED(!pthread_join(t, 0));
+}
+
+/* Its place is used again. */
+static void again(int *next, pthread_t t) {
+    for (int k = 0; k < NEXT; k++) next[k] = accepted();
+    release(t);
+    for (int k = 0; k < NEXT; k++) NEED(!shutdown(next[k], SHUT_WR));
+    s->shut = 1;
+    until(&s->left);
+    for (int k = 0; k < NEXT; k++) read_all(next[k], FIRST + MORE, 1), close(next[k]);
+}
+
+static _Noreturn void finish(void) {
+    printf("result ok\n"), fflush(stdout);
+    _exit(0);
 }
 
 static void work(void) {
@@ -138,24 +169,23 @@ static void work(void) {
     int first = accepted();
     for (int k = 0; there < UNREAD; k++, sleep_us(500)) NEED(!ioctl(first, FIONREAD, &there) && k < 20000);
     NEED(waitpid(p, &status, WUNTRACED) == p && WIFSTOPPED(status));
-    NEED(!pthread_create(&t, 0, shuts, &first));
+    NEED(!pthread_create(&t, 0, held, &first));
     until(&s->held);
-    spawn_true(); /* (to which the connection is lent: it leaves its lane) */
+    if (mode != 'p') {
+        sleep_us(HELD_US), release(t);
+        if (mode == 's') spawn_true(); /* (to which the connection is lent: it leaves its lane) */
+        read_all(mode == 's' ? first : 0, UNREAD, mode == 's');
+        finish();
+    }
+    spawn_true();
     NEED(!kill(p, SIGCONT));
-    for (int k = 0; k < NEXT; k++) next[k] = accepted();
-    s->release = 1;
-    NEED(!pthread_join(t, 0));
-    for (int k = 0; k < NEXT; k++) NEED(!shutdown(next[k], SHUT_WR));
-    s->shut = 1;
-    until(&s->left);
-    for (int k = 0; k < NEXT; k++) read_all(next[k]), close(next[k]);
+    again(next, t);
     NEED(waitpid(p, &status, 0) == p && !status);
     close(first);
-    printf("result ok\n"), fflush(stdout);
-    _exit(0);
+    finish();
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     socklen_t n = sizeof address;
     int status;
     s = mmap(0, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -164,6 +194,8 @@ int main(void) {
     listener = socket(AF_INET, SOCK_STREAM, 0);
     NEED(!bind(listener, (void *)&address, n) && !listen(listener, 100) && !getsockname(listener, (void *)&address, &n));
     alarm(110);
+    NEED(argc == 2);
+    mode = *argv[1];
     pid_t worker = fork();
     NEED(worker >= 0);
     if (!worker) prctl(PR_SET_PDEATHSIG, SIGKILL), work();
