@@ -31,6 +31,7 @@ pub fn is_clear(tx: &TxState, rx: &RxState, m: &Memory, port: &impl Port) -> boo
         return false;
     }
     let _ = tx.look(m, port); // the peer may have requested to go down before
+    tx.end_late(port);
     tx.mode.load(Relaxed) == tx::mode::TCP && matches!(rx.revoke(m, port), Ok(rx::Revoked::Clear))
 }
 
@@ -79,6 +80,8 @@ pub trait Port {
     fn tcp_cut(&self) -> bool {
         true
     }
+    /// Nothing more is sent: the FIN that the application has asked for (`shutdown(SHUT_WR)`).
+    fn tcp_end(&self) {}
     /// What was sent leaves now, whatever else is still to be acknowledged (Nagle's algorithm).
     fn tcp_push(&self) {}
     /// May the application's memory be read there?

@@ -33,6 +33,19 @@ fn a_shutdown_keeps_to_its_connection() -> Result<()> {
     both_ways("shutting", &["reused", "20"], 20, 20_000)
 }
 
+/// While another thread makes it leave its lane, whose place is the next connection's then.
+#[test]
+fn a_shutdown_keeps_to_its_lane() -> Result<()> {
+    both_ways("held", &["place"], 10, 10_000)
+}
+
+/// It waits for a peer that does nothing, and its own process does not run in that time.
+#[test]
+fn who_does_not_run_does_not_wait() -> Result<()> {
+    both_ways("held", &["leaves"], 2, 3_000)?;
+    both_ways("held", &["shuts"], 2, 3_000)
+}
+
 /// Of more than TCP has room for.
 #[test]
 fn a_shutdown_of_a_full_ring_is_quick() -> Result<()> {
@@ -42,15 +55,29 @@ fn a_shutdown_of_a_full_ring_is_quick() -> Result<()> {
 /// Many, without a daemon that would act.
 #[test]
 fn shutdowns_do_not_wait_for_a_stopped_daemon_one_after_the_other() -> Result<()> {
+    beside_a_stopped_daemon(["many", "10"], None)
+}
+
+/// A daemon that has much else to do does not run for some time.
+#[test]
+fn shutdowns_wait_for_a_daemon_that_is_late() -> Result<()> {
+    beside_a_stopped_daemon(["late", "10"], Some(Duration::from_millis(400)))
+}
+
+/// `stopped`: for so long, or until the program ends.
+fn beside_a_stopped_daemon(args: [&str; 2], stopped: Option<Duration>) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let program = dir.path().join("shutting");
     compile("shutting", &program)?;
     let d = Daemon::start()?;
-    let args = ["many", "10"];
     let mut p = Program::new(&program, &d.eager()).args(args).spawn()?;
     p.line("ready", LIMIT)?;
     d.freeze()?;
     p.signal(Signal::SIGUSR1)?;
+    if let Some(stopped) = stopped {
+        std::thread::sleep(stopped);
+        d.thaw()?;
+    }
     let out = p.wait(LIMIT)?;
     d.thaw()?;
     ensure!(

@@ -66,6 +66,10 @@ impl Port for Sock<'_> {
         tcp::taken(self.fd)
     }
 
+    fn tcp_end(&self) {
+        let _ = rustix::net::shutdown(self.fd, rustix::net::Shutdown::Write);
+    }
+
     fn ring(&self) {
         tcp::between(self.sends());
         self.bell

@@ -3,7 +3,7 @@
 use super::end::*;
 use lane::abi::{marks, rx, tx, Cursor, Landed, Loc, TcpPos, TxWord};
 use lane::half::tx::mode;
-use lane::half::{Progress, Sent};
+use lane::half::{is_clear, Progress, Sent};
 use lane::proto::frame::{Kind, LEN};
 use lane::proto::reason::Reason;
 use std::sync::atomic::Ordering::Relaxed;
@@ -387,4 +387,37 @@ fn come_down() {
     e.says(FIRST, is_quiet(true));
     assert_eq!(e.tx.come_down(&e.memory(), &e.tcp), Ok(Progress::Done));
     assert_eq!((e.mode(), e.on_tcp()), (mode::TCP, LEN));
+}
+
+/// The application has shut down what it left to a daemon: whoever has the connection next cannot send, and the FIN comes
+/// after the last byte, not before.
+#[test]
+fn a_fin_that_was_left_comes_before_the_next_send() {
+    for remote in LOCAL_AND_REMOTE {
+        let e = Alone::up(remote);
+        e.send(100);
+        e.tx.shut.store(1, Relaxed);
+        e.tcp.room.set(60);
+        assert_eq!(e.tx.come_down(&e.memory(), &e.tcp), Ok(Progress::Blocked));
+        assert_eq!(e.tcp.fin.get(), None, "bytes have yet to come");
+        e.tcp.room.set(1000);
+        assert_eq!(e.tx.come_down(&e.memory(), &e.tcp), Ok(Progress::Done));
+        assert_eq!(e.tcp.fin.get(), Some(LEN + 100));
+    }
+    // The daemon has brought everything to TCP, and has yet to shut down.
+    let e = Alone::up(true);
+    e.tx.shut.store(1, Relaxed);
+    e.tx.mode.store(mode::TCP, Relaxed);
+    assert_eq!(e.tx.come_down(&e.memory(), &e.tcp), Ok(Progress::Done));
+    assert_eq!(e.tcp.fin.get(), Some(0));
+    // Its peer has left, and so does it.
+    let e = Alone::up(true);
+    e.tx.shut.store(1, Relaxed);
+    e.tx.mode.store(mode::TCP, Relaxed);
+    assert!(is_clear(&e.tx, &e.rx, &e.memory(), &e.tcp));
+    assert_eq!(e.tcp.fin.get(), Some(0));
+    // (Who has not shut down goes on.)
+    let e = Alone::up(true);
+    assert_eq!(e.tx.come_down(&e.memory(), &e.tcp), Ok(Progress::Done));
+    assert_eq!(e.tcp.fin.get(), None);
 }

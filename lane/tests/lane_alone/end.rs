@@ -63,6 +63,8 @@ pub struct Tcp {
     pub asked: Cell<u32>,
     pub rung: Cell<u32>,
     pub pushed: Cell<u32>,
+    /// What had been sent when the FIN was.
+    pub fin: Cell<Option<usize>>,
     /// Most bytes that one send takes.
     pub piece: Cell<usize>,
     /// How much more it takes of an end that leaves.
@@ -92,6 +94,7 @@ impl Default for Tcp {
             asked: Cell::default(),
             rung: Cell::default(),
             pushed: Cell::default(),
+            fin: Cell::default(),
             piece: Cell::new(usize::MAX),
             more: Cell::default(),
             leaves: Cell::default(),
@@ -226,8 +229,7 @@ impl Port for Tcp {
     }
     fn tcp_unread(&self) -> Result<usize, i32> {
         self.ask();
-        let all = self.queue.borrow().len();
-        Ok(self.mark.get().unwrap_or(all))
+        Ok(self.mark.get().unwrap_or_else(|| self.queue.borrow().len()))
     }
     fn readable(&self, _: *const u8, _: usize) -> bool {
         let left = self.mapped.get().checked_sub(1);
@@ -250,6 +252,10 @@ impl Port for Tcp {
     }
     fn tcp_taken(&self) -> Option<u64> {
         self.knows.get().then(|| self.taken.get())
+    }
+    fn tcp_end(&self) {
+        self.fin
+            .set(self.fin.get().or(Some(self.out.borrow().len())));
     }
     fn tcp_push(&self) {
         self.pushed.set(self.pushed.get() + 1);

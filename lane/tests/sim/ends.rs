@@ -52,7 +52,6 @@ impl World {
             Ok(step) => step != Progress::Blocked,
             Err(r) => return self.poisoned(e, r),
         };
-        self.shut_late(e);
         let attempt = Attempt {
             tx_done,
             over: peer.dead.get() || self.net.borrow().reset,
@@ -200,9 +199,8 @@ impl World {
 
     /// A shutdown that could not be made is made.
     pub(super) fn shut_late(&self, e: usize) {
-        let h = &self.host[e];
-        if h.tx.owes_fin() && !h.is_gone() && self.net.borrow_mut().fin(e) {
-            self.note("an end shuts down late");
+        if !self.host[e].is_gone() {
+            self.host[e].tx.end_late(&Wire { w: self, e });
         }
     }
 

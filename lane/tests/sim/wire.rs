@@ -96,6 +96,11 @@ impl Port for Wire<'_> {
         }
         Some(p.sent)
     }
+    fn tcp_end(&self) {
+        if self.w.net.borrow_mut().fin(self.e) {
+            self.w.note("an end shuts down late");
+        }
+    }
     fn ring(&self) {
         self.w.hook();
     }

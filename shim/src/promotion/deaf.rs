@@ -3,6 +3,7 @@
 
 use super::leave::await_peer;
 use super::takeover::Asked;
+use crate::daemon;
 use crate::state::groups::LinkGroup;
 use crate::state::{attached, table};
 use crate::sys::{self, lock};
@@ -11,8 +12,10 @@ use core::sync::atomic::{AtomicU64, Ordering::*};
 use lane::half::rx::BeforeDeaf;
 
 /// Milliseconds for the other end, or the daemon in its stead, to begin; and for the bytes to come, which TCP keeps back until
-/// earlier ones are acknowledged: as long as an acknowledgement may be delayed.
-const BEGIN_MS: u64 = 200;
+/// earlier ones are acknowledged: as long as an acknowledgement may be delayed. A daemon that is there begins within a
+/// millisecond, but on a machine that has much to do it may not run for a quarter of a second.
+const BEGIN_MS: u64 = 1000;
+const ALONE_MS: u64 = 200;
 const COMING_MS: u64 = 250;
 /// Milliseconds to begin across nodes: the daemons notice after two seconds that a link is dead, and then have their ends
 /// come down, if there is no other one.
@@ -52,23 +55,34 @@ impl Coming {
 /// How long a call waits, in milliseconds.
 struct Patience {
     begin: u64,
-    come: u64,
+    /// From then on (CLOCK_MONOTONIC) what is on TCP, or on its way there, has so long to come.
+    coming_ms: u64,
     in_vain_until: &'static AtomicU64,
 }
 
 impl Patience {
     fn of(group: &LinkGroup, now: u64) -> Self {
         let across = group.is_remote();
-        let begin = if across { BEGIN_ACROSS_MS } else { BEGIN_MS };
+        let begin = match () {
+            () if across => BEGIN_ACROSS_MS,
+            () if daemon::has_ended() => ALONE_MS,
+            () => BEGIN_MS,
+        };
         let in_vain_until = &IN_VAIN_UNTIL_MS[usize::from(across)];
         Patience {
             begin: match now < in_vain_until.load(Relaxed) {
                 true => AGAIN_MS,
                 false => begin,
             },
-            come: if across { begin + COMING_MS } else { COMING_MS },
+            coming_ms: if across { now + begin } else { 0 },
             in_vain_until,
         }
+    }
+
+    /// Is nobody expected to begin any more? (Time in which this process has not run, because it was stopped or throttled, does
+    /// not count.)
+    fn is_over(&self, waited: u64, asked: &Asked) -> bool {
+        waited > self.begin && (self.begin == AGAIN_MS || asked.has_waited_enough())
     }
 }
 
@@ -78,6 +92,7 @@ pub fn bring_unread(i: u32) {
     let (c, l, began) = (table::conn(i), table::local(i), sys::now_ms());
     let mut asked = Asked::new();
     let (mut coming, mut patience) = (None, None);
+    let mut on_tcp_ms = None;
     loop {
         // (A daemon that is gone asks no one for anything; the other node's has its end come down by itself.)
         let Some((group, m)) = attached::of(c, l).filter(|(g, _)| !(g.is_remote() && g.is_dead()))
@@ -104,10 +119,18 @@ pub fn bring_unread(i: u32) {
             });
             match c.rx.before_deaf(&m, &port) {
                 Ok(BeforeDeaf::Stays | BeforeDeaf::Impossible) | Err(_) => return,
-                Ok(BeforeDeaf::OnTcp) if waited > most.come => return,
-                Ok(BeforeDeaf::OnTcp) if coming.has_come(fd, now, c.rx.is_coming(&m)) => return,
-                Ok(BeforeDeaf::OnTcp) => {}
-                Ok(BeforeDeaf::Sender) if waited > most.begin && c.rx.deaf_all_the_same(&m) => {
+                Ok(BeforeDeaf::OnTcp) => {
+                    // (Counted from here, not from the call: the daemon may have begun late, and may be late in the middle.)
+                    let since = most.coming_ms.max(*on_tcp_ms.get_or_insert(now));
+                    let claimed = c.rx.is_coming(&m);
+                    let late = since + if claimed { BEGIN_MS } else { COMING_MS };
+                    if now > late || coming.has_come(fd, now, claimed) {
+                        return;
+                    }
+                }
+                Ok(BeforeDeaf::Sender)
+                    if most.is_over(waited, &asked) && c.rx.deaf_all_the_same(&m) =>
+                {
                     return most.in_vain_until.store(now + IN_VAIN_MS, Relaxed);
                 }
                 Ok(BeforeDeaf::Sender) if waited > BEGIN_ACROSS_MS + COMING_MS => return,

@@ -200,7 +200,7 @@ fn come_down(who: Leaver, why: Reason) -> bool {
         if asked.is_due() {
             asked.ask(who.i);
         }
-        if waited > LEAVE_MS {
+        if waited > LEAVE_MS && asked.has_waited_enough() {
             who.reset(Reason::Stalled);
             return false;
         }
@@ -239,8 +239,6 @@ fn step(who: Leaver, why: Reason, waited: u64) -> Option<bool> {
         };
         let port = Sock::leaving(fd, group);
         let done = !matches!(c.tx.come_down(&m, &port), Ok(Progress::Blocked));
-        // (Across nodes the daemon makes it as well, but perhaps only after the next call's bytes.)
-        super::shut_late(c, fd);
         // (Asked first: what an end that is gone has said is final, and is seen below.)
         (done, is_over(c, l, group, fd))
     };

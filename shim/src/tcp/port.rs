@@ -124,6 +124,11 @@ impl Port for Sock<'_> {
     fn tcp_cut(&self) -> bool {
         table::is_other(self.fd) || cut(self.fd)
     }
+    fn tcp_end(&self) {
+        if !table::is_other(self.fd) {
+            let _ = sys::shutdown(self.fd, libc::SHUT_WR);
+        }
+    }
     fn tcp_push(&self) {
         // (A thread that reads or sets this option waits for the lock that we hold: `hooks::sock`.)
         let (tcp, name) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);

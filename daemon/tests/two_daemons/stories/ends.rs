@@ -162,3 +162,25 @@ fn nothing_comes_to_who_has_shut_both_directions_down() {
         }
     }
 }
+
+/// An end has left its FIN to its daemon, and leaves its lane for good before the daemon has heard of it. Whoever has the
+/// connection then cannot send: its peer would find bytes instead of the end.
+#[test]
+fn who_has_the_connection_next_cannot_send() {
+    let s = Story::up(0);
+    let own = s.descriptor(1);
+    let may_send = || tcp::look(own.as_fd(), false).unwrap().may_send();
+    s.send(1, 50);
+    let process = s.process(1);
+    let i = process.borrow().ends.len() - 1;
+    process.borrow_mut().shutdown(i);
+    assert!(may_send(), "it is the daemon's");
+    let down = s.as_it_is(1, |e, _, m, port| {
+        let _held = e.app.lock_tx();
+        e.app.tx.come_down(m, port)
+    });
+    assert_eq!(down, Ok(Progress::Done));
+    assert!(!may_send());
+    drop(own);
+    s.whole(0);
+}

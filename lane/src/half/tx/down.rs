@@ -254,11 +254,21 @@ impl TxState {
     }
 
     /// For an end that must be on TCP before it goes on: call it until it says `Done`, which it says on TCP only. (A look
-    /// is not enough: a switch whose answer was awaited is on the ring after it.)
+    /// is not enough: a switch whose answer was awaited is on the ring after it.) Then a FIN that was left to a daemon is
+    /// made as well: it has to come before the first call of whoever has the connection next, and the daemon's may not.
     pub fn come_down(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
-        match self.look(m, port)? {
-            Progress::Done if self.mode.load(Relaxed) != mode::TCP => self.down(m, port),
-            step => Ok(step),
+        let step = match self.look(m, port)? {
+            Progress::Done if self.mode.load(Relaxed) != mode::TCP => self.down(m, port)?,
+            step => step,
+        };
+        self.end_late(port);
+        Ok(step)
+    }
+
+    /// Makes the FIN that is owed ([`TxState::owes_fin`]).
+    pub fn end_late(&self, port: &impl Port) {
+        if self.owes_fin() {
+            port.tcp_end();
         }
     }
 

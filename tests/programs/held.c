@@ -1,0 +1,205 @@
+/* A thread waits in a call, beside a peer that is stopped, and is held there (traced).
+ *
+ *     held place      It shuts down, and meanwhile another thread makes the connection leave its lane: the lane's place is the
+ *                     next connection's when the first goes on, and what it writes must not be that one's end. The next
+ *                     connections are half closed by this end; their peer sends, leaves their lanes with that unread, and
+ *                     sends more.
+ *     held leaves     It leaves its lane, and is held for longer than such a call waits: that is no time in which others have
+ *                     failed to do their part.
+ *     held shuts      The same of a shutdown of both directions, after which the connection leaves its lane.
+ *
+ * Prints "result ok".
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "pairs.h"
+
+enum { UNREAD = 3000, FIRST = 2000, MORE = 1000, NEXT = 4, HELD_US = 2500000, PATIENCE_US = 20000000 };
+extern char **environ;
+
+static char mode;
+
+static struct shared {
+    volatile int thread, traced, held, release; /* the thread that shuts down, and its tracer */
+    volatile int shut, left;                    /* what this end and its peer have done */
+} *s;
+
+static void until(volatile int *word) {
+    for (long k = 0; !*word; k++, sleep_us(200)) NEED(k < PATIENCE_US / 200);
+}
+
+static char byte_at(int at) { return (char)(at * 7 + at / 251); }
+
+static void put(int fd, int from, int n) {
+    char buf[n];
+    for (int k = 0; k < n; k++) buf[k] = byte_at(from + k);
+    NEED(send(fd, buf, (size_t)n, MSG_NOSIGNAL) == n);
+}
+
+static void spawn_true(void) {
+    char *argv[] = {"true", 0};
+    pid_t child;
+    int status;
+    NEED(!posix_spawn(&child, "/bin/true", 0, 0, argv, environ) && waitpid(child, &status, 0) == child && !status);
+}
+
+/* ---- the tracer: holds the thread where it waits in its shutdown ---- */
+
+static int waits(pid_t thread) {
+    struct __ptrace_syscall_info of = {0};
+    long t[2] = {0, 0};
+    if (ptrace(PTRACE_GET_SYSCALL_INFO, thread, sizeof of, &of) <= 0 || of.op != PTRACE_SYSCALL_INFO_ENTRY || of.entry.nr != SYS_ppoll) return 0;
+    for (int k = 0; of.entry.args[2] && k < 2; k++) t[k] = ptrace(PTRACE_PEEKDATA, thread, of.entry.args[2] + 8 * (unsigned)k, 0);
+    return t[0] || t[1];
+}
+
+static void trace(void) {
+    int status;
+    until(&s->thread);
+    pid_t thread = s->thread;
+    NEED(!ptrace(PTRACE_SEIZE, thread, 0, PTRACE_O_TRACESYSGOOD) && !ptrace(PTRACE_INTERRUPT, thread, 0, 0));
+    NEED(waitpid(thread, &status, __WALL) == thread && WIFSTOPPED(status));
+    s->traced = 1;
+    while (WIFSTOPPED(status) && !waits(thread)) {
+        NEED(!ptrace(PTRACE_SYSCALL, thread, 0, 0));
+        NEED(waitpid(thread, &status, __WALL) == thread);
+    }
+    NEED(WIFSTOPPED(status) || !getenv("LD_PRELOAD")); /* (bare it has ended) */
+    s->held = 1;
+    until(&s->release);
+    NEED(!WIFSTOPPED(status) || !ptrace(PTRACE_DETACH, thread, 0, 0));
+}
+
+/* ---- the peer ---- */
+
+static int dialled(void) {
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    char c = 0;
+    NEED(!connect(fd, (void *)&address, sizeof address));
+    while (c != 'g') NEED(recv(fd, &c, 1, 0) == 1 && (c == 'g' || send(fd, &c, 1, 0) == 1));
+    return fd;
+}
+
+static void peer(void) {
+    int first = dialled(), next[NEXT];
+    put(first, 0, UNREAD);
+    raise(SIGSTOP);
+    char c;
+    for (int k = 0; k < 50; k++, sleep_us(1000)) (void)!recv(first, &c, 1, MSG_DONTWAIT); /* (it hears that the lane is given back) */
+    for (int k = 0; k < NEXT; k++) next[k] = dialled();
+    until(&s->shut);
+    for (int k = 0; k < NEXT; k++) put(next[k], 0, FIRST);
+    spawn_true();
+    for (int k = 0; k < NEXT; k++) put(next[k], FIRST, MORE);
+    s->left = 1;
+    for (int k = 0; k < NEXT; k++) close(next[k]);
+    _exit(0);
+}
+
+/* ---- this end ---- */
+
+/* Accepts a connection, and uses it until it is on a lane. */
+static int accepted(void) {
+    char c;
+    int fd = accept(listener, 0, 0), bare = !getenv("LD_PRELOAD");
+    NEED(fd >= 0);
+    for (int k = 0;; k++, sleep_us(500)) {
+        struct tcp_info before = info(fd);
+        NEED(send(fd, "w", 1, 0) == 1 && recv(fd, &c, 1, 0) == 1 && k < 20000);
+        struct tcp_info now = info(fd);
+        if (bare ? k > 2 : now.tcpi_bytes_received == before.tcpi_bytes_received && now.tcpi_bytes_acked == before.tcpi_bytes_acked) break;
+    }
+    NEED(send(fd, "g", 1, 0) == 1);
+    return fd;
+}
+
+static void *held(void *arg) {
+    int fd = *(int *)arg;
+    s->thread = (int)syscall(SYS_gettid);
+    until(&s->traced);
+    if (mode == 'l') NEED(!dup2(fd, 0));
+    else NEED(!shutdown(fd, SHUT_RDWR));
+    return 0;
+}
+
+/* `end`: and then there is nothing more. */
+static void read_all(int fd, int all, int end) {
+    char buf[all + 1];
+    int at = 0;
+    for (long n; at < all + end && (n = read(fd, buf + at, (size_t)(all + end - at))); at += (int)n) NEED(n > 0);
+    if (at != all) fprintf(stderr, "%d bytes\n", at);
+    NEED(at == all);
+    for (int k = 0; k < at; k++) NEED(buf[k] == byte_at(k));
+}
+
+static void release(pthread_t t) {
+    s->release = 1;
+    NEED(!pthread_join(t, 0));
+}
+
+/* Its place is used again. */
+static void again(int *next, pthread_t t) {
+    for (int k = 0; k < NEXT; k++) next[k] = accepted();
+    release(t);
+    for (int k = 0; k < NEXT; k++) NEED(!shutdown(next[k], SHUT_WR));
+    s->shut = 1;
+    until(&s->left);
+    for (int k = 0; k < NEXT; k++) read_all(next[k], FIRST + MORE, 1), close(next[k]);
+}
+
+static _Noreturn void finish(void) {
+    printf("result ok\n"), fflush(stdout);
+    _exit(0);
+}
+
+static void work(void) {
+    int there = 0, status, next[NEXT];
+    pthread_t t;
+    pid_t p = fork();
+    if (!p) prctl(PR_SET_PDEATHSIG, SIGKILL), peer();
+    int first = accepted();
+    for (int k = 0; there < UNREAD; k++, sleep_us(500)) NEED(!ioctl(first, FIONREAD, &there) && k < 20000);
+    NEED(waitpid(p, &status, WUNTRACED) == p && WIFSTOPPED(status));
+    NEED(!pthread_create(&t, 0, held, &first));
+    until(&s->held);
+    if (mode != 'p') {
+        sleep_us(HELD_US), release(t);
+        if (mode == 's') spawn_true(); /* (to which the connection is lent: it leaves its lane) */
+        read_all(mode == 's' ? first : 0, UNREAD, mode == 's');
+        finish();
+    }
+    spawn_true();
+    NEED(!kill(p, SIGCONT));
+    again(next, t);
+    NEED(waitpid(p, &status, 0) == p && !status);
+    close(first);
+    finish();
+}
+
+int main(int argc, char **argv) {
+    socklen_t n = sizeof address;
+    int status;
+    s = mmap(0, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    listener = socket(AF_INET, SOCK_STREAM, 0);
+    NEED(!bind(listener, (void *)&address, n) && !listen(listener, 100) && !getsockname(listener, (void *)&address, &n));
+    alarm(110);
+    NEED(argc == 2);
+    mode = *argv[1];
+    pid_t worker = fork();
+    NEED(worker >= 0);
+    if (!worker) prctl(PR_SET_PDEATHSIG, SIGKILL), work();
+    trace();
+    NEED(waitpid(worker, &status, 0) == worker);
+    return status != 0;
+}
