@@ -48,7 +48,7 @@ struct Pair {
     x: Lane,
     y: Lane,
     receiver: TcpStream,
-    _sender: TcpStream,
+    sender: TcpStream,
 }
 
 impl Pair {
@@ -69,7 +69,7 @@ impl Pair {
             x,
             y,
             receiver,
-            _sender: sender,
+            sender,
         };
         p.with(|m, n| {
             let (tx, rx) = (&p.b.conn(y.conn).tx, &p.a.conn(x.conn).rx);
@@ -276,7 +276,9 @@ fn on_a_group_that_ends() {
     }
     let d = Daemon::plain();
     let mut p = Pair::new(&d);
-    // More than TCP takes, even of an end that leaves.
+    // More than TCP takes, even of an end that leaves. (Buffers whose size was set do not grow by themselves.)
+    rustix::net::sockopt::set_socket_recv_buffer_size(&p.receiver, 64 << 10).unwrap();
+    rustix::net::sockopt::set_socket_send_buffer_size(&p.sender, 64 << 10).unwrap();
     let some: Vec<u8> = (0..RING.bytes()).map(|n| (n % 251) as u8).collect();
     p.send(&some);
     let tx = &p.b.conn(p.y.conn).tx;
@@ -285,9 +287,9 @@ fn on_a_group_that_ends() {
     p.revoke();
     p.a.say(p.request(), &[]);
     let end = Instant::now() + PATIENCE;
-    let claimed = || p.with(|_, n| n.daemon().takeover.load(Relaxed).phase() == takeover::PLAIN);
-    while !claimed() {
-        assert!(Instant::now() < end, "not taken over");
+    let phase = || p.with(|_, n| n.daemon().takeover.load(Relaxed).phase());
+    while phase() != takeover::PLAIN {
+        assert!(Instant::now() < end, "not taken over: {:?}", phase());
         std::thread::sleep(Duration::from_millis(1));
     }
     let (group, side) = (p.x.group, p.x.side);

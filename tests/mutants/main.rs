@@ -67,7 +67,7 @@ const fn run(package: &'static str, target: &'static str) -> Run {
 }
 
 /// Test programs, the quick ones first. (`LOOM` is built on its own.)
-static PROGRAMS: [Run; 15] = [
+static PROGRAMS: [Run; 16] = [
     run("lane", "lib"),
     run("lane", "lane_alone"),
     run("lane", "lane_cases"),
@@ -90,6 +90,7 @@ static PROGRAMS: [Run; 15] = [
         ..run("lane", "takeover_hostile")
     },
     run("underpassd", "lib"),
+    run("underpassd", "takeover"),
     run("underpass-rdma", "lib"),
     run("underpass-rdma", "hostile"),
     Run {
