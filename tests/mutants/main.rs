@@ -27,7 +27,8 @@ use underpass_rdma::sim::Rng;
 use underpass_tests::harness::paths;
 
 /// What is mutated.
-const PLACES: [&str; 17] = [
+const PLACES: [&str; 18] = [
+    "lane/src/notify.rs",
     "lane/src/proto/frame.rs",
     "lane/src/half/leave.rs",
     "lane/src/half/native_calls.rs",
