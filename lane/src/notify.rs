@@ -28,6 +28,25 @@ pub fn fall_asleep(own_sleepers: &AtomicU32) {
     fence_after_rmw();
 }
 
+/// How a thread goes to sleep: it enters itself among the sleepers ([`fall_asleep`], and whoever else may have news for
+/// it), looks once more, and only then sleeps. What `enter` has returned is what it has to leave again. `None`: there was
+/// news, and it has not slept.
+///
+/// All sleeps on lanes are this one, so that none forgets the look.
+#[inline(always)]
+pub fn rest<P, R>(
+    enter: impl FnOnce() -> P,
+    news: impl FnOnce(&P) -> bool,
+    sleep: impl FnOnce(&P) -> R,
+) -> (P, Option<R>) {
+    let place = enter();
+    let mut slept = None;
+    if !news(&place) {
+        slept = Some(sleep(&place));
+    }
+    (place, slept)
+}
+
 /// Undoes [`fall_asleep`].
 #[inline]
 pub fn wake_up(own_sleepers: &AtomicU32) {
@@ -77,6 +96,34 @@ mod tests {
         });
     }
 
+    /// The same for a thread that goes to sleep as all do. One that finds news sees what is new.
+    #[test]
+    fn no_rest_on_work() {
+        loom::model(|| {
+            let seq = Arc::new(AtomicU32::new(0));
+            let sleepers = Arc::new(AtomicU32::new(0));
+            let head = Arc::new(AtomicU64::new(0));
+            let bell = Arc::new(AtomicU32::new(0));
+            let (s, p, h, b) = (seq.clone(), sleepers.clone(), head.clone(), bell.clone());
+            let t = loom::thread::spawn(move || {
+                h.store(1, Ordering::Release);
+                if publish(&s, &p) {
+                    b.store(1, Ordering::Release);
+                }
+            });
+            let before = counter(&seq);
+            let enter = || fall_asleep(&sleepers);
+            let ((), slept) = rest(enter, |()| counter(&seq) != before, |()| ());
+            if slept.is_none() {
+                assert_eq!(head.load(Ordering::Acquire), 1, "counter without its head");
+            }
+            t.join().unwrap();
+            let told = before != 0 || bell.load(Ordering::Acquire) == 1;
+            assert!(slept.is_none() || told, "asleep and nobody rang");
+            wake_up(&sleepers);
+        });
+    }
+
     /// Two threads of one client publish by the same counter: no bump is lost.
     #[test]
     fn two_publishers() {
@@ -94,5 +141,37 @@ mod tests {
             }
             assert_eq!(counter(&seq), 2);
         });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod order {
+    use super::*;
+    use std::cell::RefCell;
+
+    /// It looks when it has entered, and sleeps when there is nothing new.
+    #[test]
+    fn of_a_rest() {
+        for news in [false, true] {
+            let did = RefCell::new(Vec::new());
+            let note = |what| did.borrow_mut().push(what);
+            let (place, slept) = rest(
+                || {
+                    note("enters");
+                    7
+                },
+                |_| {
+                    note("looks");
+                    news
+                },
+                |place| {
+                    note("sleeps");
+                    place + 1
+                },
+            );
+            assert_eq!((place, slept), (7, (!news).then_some(8)));
+            let all = ["enters", "looks", "sleeps"];
+            assert_eq!(*did.borrow(), all[..if news { 2 } else { 3 }]);
+        }
     }
 }

@@ -27,7 +27,8 @@ use underpass_rdma::sim::Rng;
 use underpass_tests::harness::paths;
 
 /// What is mutated.
-const PLACES: [&str; 17] = [
+const PLACES: [&str; 18] = [
+    "lane/src/notify.rs",
     "lane/src/proto/frame.rs",
     "lane/src/half/leave.rs",
     "lane/src/half/native_calls.rs",
@@ -67,7 +68,7 @@ const fn run(package: &'static str, target: &'static str) -> Run {
 }
 
 /// Test programs, the quick ones first. (`LOOM` is built on its own.)
-static PROGRAMS: [Run; 15] = [
+static PROGRAMS: [Run; 16] = [
     run("lane", "lib"),
     run("lane", "lane_alone"),
     run("lane", "lane_cases"),
@@ -90,6 +91,7 @@ static PROGRAMS: [Run; 15] = [
         ..run("lane", "takeover_hostile")
     },
     run("underpassd", "lib"),
+    run("underpassd", "takeover"),
     run("underpass-rdma", "lib"),
     run("underpass-rdma", "hostile"),
     Run {

@@ -34,7 +34,7 @@ impl<V: Provider> Core<V> {
         // A forked child may do it for its parent's lane.
         let owner = self.groups.owner(group, side).unwrap_or(from);
         let family = |id| self.clients.get(&id).map(|p: &Client| p.family.ident);
-        if owner != from && (family(owner).is_none() || family(owner) != family(from)) {
+        if family(owner) != family(from) {
             return Ok(()); // (its parent may have ended meanwhile, or it has moved to a table of its own)
         }
         let seat = self.clients.get(&from).and_then(|p| p.cgroup().takeover());

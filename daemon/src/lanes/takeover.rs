@@ -2,6 +2,9 @@
 //! stopped while the other end leaves (`lane::half::tx::takeover`). For helper threads: the socket's lock may be held
 //! for as long as its owner likes.
 
+#[cfg(test)]
+mod tests;
+
 pub(crate) use lane::half::tx::bring::Step;
 
 use super::groups::Found;

@@ -3,6 +3,7 @@
 
 #![cfg(not(loom))]
 
+mod bring;
 mod died;
 mod down;
 mod end;

@@ -17,7 +17,7 @@ use crate::{daemon, sets};
 use core::sync::atomic::Ordering::*;
 use lane::family::Conn;
 use lane::half::Memory;
-use lane::num;
+use lane::{notify, num};
 
 /// What woke a waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -152,23 +152,29 @@ fn sleep(
     ms: (i64, i64),
     any: bool,
 ) -> Woke {
-    let seat = Seat::take(i, c, group);
-    let fd = table::local(i).fd.load(SeqCst); // SYNC moved
-
-    // Another lane may have been attached since the caller looked.
-    let same = attached::of(c, table::local(i)).is_some_and(|(now, _)| core::ptr::eq(now, group));
-    let work = c.tx.on_lane() && c.tx.has_work(m);
-    let ready = match what {
-        _ if !same => true,
-        // A drain is no work for this wait, which only listens to TCP's buffer: see `events`.
-        For::Data | For::Rest => c.rx.has_news(m) || work && !attached::is_attended(c),
-        For::Space if c.tx.awaits(m) => c.tx.has_work(m),
-        For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock::new(fd, group)),
+    let enter = || {
+        let seat = Seat::take(i, c, group);
+        (seat, table::local(i).fd.load(SeqCst)) // SYNC moved
     };
-    let (woke, notified) = match ready {
-        true => (Woke::Look { kernel: false }, false),
-        false => listen(&seat, (fd, events(c, m, what)), work, ms, any),
+    let work = || c.tx.on_lane() && c.tx.has_work(m);
+    let news = |fd: i32| {
+        // Another lane may have been attached since the caller looked.
+        let now = attached::of(c, table::local(i));
+        let same = now.is_some_and(|(now, _)| core::ptr::eq(now, group));
+        match what {
+            _ if !same => true,
+            // A drain is no work for this wait, which only listens to TCP's buffer: see `events`.
+            For::Data | For::Rest => c.rx.has_news(m) || work() && !attached::is_attended(c),
+            For::Space if c.tx.awaits(m) => c.tx.has_work(m),
+            For::Space => c.tx.is_up() && c.tx.want_space(m, &Sock::new(fd, group)),
+        }
     };
+    let ((seat, _), slept) = notify::rest(
+        enter,
+        |(_, fd)| news(*fd),
+        |(seat, fd)| listen(seat, (*fd, events(c, m, what)), work(), ms, any),
+    );
+    let (woke, notified) = slept.unwrap_or((Woke::Look { kernel: false }, false));
     seat.give(notified);
     woke
 }
@@ -256,7 +262,7 @@ fn listen(
         },
     };
     if n > 0 && p[2].revents != 0 {
-        if group.drain_bell() == lane::notify::doorbell::Drained::Gone {
+        if group.drain_bell() == notify::doorbell::Drained::Gone {
             group.gone();
         }
         forward(group, place.index(), None);

@@ -35,7 +35,7 @@ pub(crate) struct Found {
 }
 
 /// Shortest time between two takeovers of a direction: each one costs its end a message.
-const AGAIN: Duration = Duration::from_millis(50);
+pub(super) const AGAIN: Duration = Duration::from_millis(50);
 
 impl LinkGroups {
     /// Notes what is known of an end since it was paired: the cookie of its socket, and the sequence number of its first

@@ -232,7 +232,6 @@ impl TxState {
         let before = w.loc[newest ^ 1].load(Relaxed);
         self.retired.store(before, Relaxed);
         self.peer_cursor.store(start, Relaxed);
-        self.frame_done.store(num::small(LEN), Relaxed);
         self.mode.store(mode::RING, Relaxed);
         if self.loc.load(Relaxed).loc().is_none() || self.unread(m)? > self.backlog_max() {
             return Err(Reason::Hostile);

@@ -8,7 +8,7 @@ use crate::sets::sleepers::{awake, fall_asleep};
 use crate::state::{attached, groups, table};
 use crate::sys::{self, clock, thread};
 use crate::tcp::ends;
-use lane::num;
+use lane::{notify, num};
 
 /// Appends the lanes that are ready to the kernel's events, then moves them to the place where the inner set's entry
 /// was, because the kernel lists events in the order in which they came.
@@ -244,28 +244,33 @@ impl<F: Fn(i32, *mut epoll_event, i32, i64) -> i32> Rounds for Lanes<'_, F> {
         let ctl = hear_daemon(s);
         let (mut nap, kin) = nap_ms(s, left, self.blocked, patient);
         let moves = s.moves.load(Acquire);
-        let counted = fall_asleep(s);
-        nap = ends::sooner(nap, end_left_ms(s)); // SYNC end
-        if !counted {
-            nap = if nap < 0 { 1 } else { nap.min(1) };
-        }
-        let news = changed(s)
-            || s.pushes.load(SeqCst) != self.pushes
-            || s.notified.load(SeqCst) != 0
-            || daemon::pending();
-        let r = match news {
-            true => 0,
-            false => in_kernel((self.i, self.ep), s, counted, |fd| {
-                (self.native)(fd, evs, num::int(max as u64), nap)
-            }),
+        let pushes = self.pushes;
+        let news = || {
+            changed(s)
+                || s.pushes.load(SeqCst) != pushes
+                || s.notified.load(SeqCst) != 0
+                || daemon::pending()
         };
-        let e = crate::errno();
+        let (counted, slept) = notify::rest(
+            || fall_asleep(s),
+            |_| news(),
+            |&counted| {
+                nap = ends::sooner(nap, end_left_ms(s)); // SYNC end
+                if !counted {
+                    nap = if nap < 0 { 1 } else { nap.min(1) };
+                }
+                let r = in_kernel((self.i, self.ep), s, counted, |fd| {
+                    (self.native)(fd, evs, num::int(max as u64), nap)
+                });
+                (r, crate::errno())
+            },
+        );
         if counted {
             awake(s);
         }
-        if news {
+        let Some((r, e)) = slept else {
             return Slept::Again;
-        }
+        };
         if r < 0 {
             crate::set_errno(e);
             return match faulted(s, r) {

@@ -18,7 +18,7 @@ use crate::sys::{self, pids, thread};
 use crate::tcp::{self, ends};
 use core::sync::atomic::Ordering::*;
 use lane::half::tx;
-use lane::num;
+use lane::{notify, num};
 use libc::{pollfd, sigset_t, POLLIN, POLLOUT, POLLRDHUP};
 
 /// `revents` of an entry whose connection is locked by another thread.
@@ -214,7 +214,7 @@ impl Ears<'_> {
         self.native_calls.leave();
         for (k, l) in self.groups.iter() {
             if rung(2 + k) {
-                if l.drain_bell() == lane::notify::doorbell::Drained::Gone {
+                if l.drain_bell() == notify::doorbell::Drained::Gone {
                     l.gone();
                 }
                 wait::forward(l, self.place.index(), None);
@@ -333,21 +333,29 @@ pub(super) fn sleep(
         sys::sched_yield();
         return Slept::Again;
     };
-    let mut ears = Ears {
-        place: &place,
-        groups: &groups,
-        native_calls: &native_calls,
-        alone,
-        leads: 0,
-    };
     let full = ask(fds, tmp, patient);
-    let mut nap = ears.join((left, end), full, patient);
     let n = fds.len();
-    let all = n + ears.enter(&mut tmp[n..]);
-    let r = match news(fds) && !patient || daemon::pending() {
-        true => None,
-        false => Some(in_kernel(&ears, &mut tmp[..all], (&mut nap, mask), native)),
+    let enter = || {
+        let mut ears = Ears {
+            place: &place,
+            groups: &groups,
+            native_calls: &native_calls,
+            alone,
+            leads: 0,
+        };
+        let nap = ears.join((left, end), full, patient);
+        (ears, nap)
     };
+    let mut nap = 0;
+    let ((ears, _), r) = notify::rest(
+        enter,
+        |_| news(fds) && !patient || daemon::pending(),
+        |(ears, most)| {
+            nap = *most;
+            let all = n + ears.enter(&mut tmp[n..]);
+            in_kernel(ears, &mut tmp[..all], (&mut nap, mask), native)
+        },
+    );
     let e = crate::errno();
     ears.give(|k| r.is_some_and(|r| r > 0) && tmp[n + k].revents != 0);
     match r {
