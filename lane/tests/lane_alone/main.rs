@@ -3,6 +3,7 @@
 
 #![cfg(not(loom))]
 
+mod counts;
 mod died;
 mod down;
 mod end;

@@ -2,7 +2,7 @@
 
 use crate::bench::*;
 use crate::sides::*;
-use lane::abi::{rx, Cursor, TcpPos};
+use lane::abi::{rx, Cursor, Epoch, TcpPos};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use underpass_rdma::wire::Body;
 #[derive(Clone, Debug, PartialEq)]
 enum Told {
     Up(u64, u64),
-    Join(u64, u64),
+    Join(Epoch, u64, u64),
     Arrived(u64, Vec<u8>, u64),
 }
 
@@ -33,8 +33,8 @@ impl Tap for Reads {
         self.say(Told::Up(tcp_pos.get(), start.get()));
     }
 
-    fn join(&mut self, tcp_pos: TcpPos, start: Cursor) {
-        self.say(Told::Join(tcp_pos.get(), start.get()));
+    fn join(&mut self, epoch: Epoch, tcp_pos: TcpPos, start: Cursor) {
+        self.say(Told::Join(epoch, tcp_pos.get(), start.get()));
     }
 
     fn room(&self) -> Option<usize> {
