@@ -589,11 +589,7 @@ mod tests {
         let before = core::mem::offset_of!(Table, more);
         assert_eq!(TABLE_BYTES, (before + 4095) & !4095);
         assert_eq!(core::mem::size_of::<More>(), 128);
-        assert_eq!(core::mem::size_of::<Conn>() % 64, 0);
-        assert!(
-            core::mem::size_of::<Conn>() <= 768,
-            "{}",
-            core::mem::size_of::<Conn>()
-        );
+        // Daemon and shims of each build find the entries at the same places.
+        assert_eq!(core::mem::size_of::<Conn>(), 576);
     }
 }
