@@ -135,7 +135,7 @@ fn without_room() {
     let mut s = Side::new(Bench::new(config(true), 1));
     s.incoming();
     let page = tap(&mut s, Some(2));
-    assert_eq!(page.take(), [Told::Join(0, 0)]);
+    assert_eq!(page.take(), [Told::Join(e(1), 0, 0)]);
     s.says.head = c(3);
     s.snapshot_with(b"abc");
     assert_eq!(page.take(), [Told::Arrived(0, b"ab".to_vec(), 1)]);
