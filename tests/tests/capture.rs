@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 use underpass_admin::Row;
-use underpass_tests::harness::tshark::{compare, followed, hash_of_last, packets, Packet};
+use underpass_tests::harness::tshark::{compare, followed, hash_of_last, packets, Load, Packet};
 use underpass_tests::harness::{paths, until, Daemon, Place, Program, Running, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -28,22 +28,8 @@ struct Finished {
     _dir: tempfile::TempDir,
 }
 
-/// What each end sends after the gate.
-struct Load {
-    rounds: u32,
-    chunk: u32,
-    reply: u32,
-    pause_ms: u32,
-}
-
 impl Talk {
     fn start(d: &Daemon, host: &str, load: &Load, uid: Option<u32>) -> Result<Talk> {
-        let Load {
-            rounds,
-            chunk,
-            reply,
-            pause_ms,
-        } = load;
         let dir = tempfile::tempdir()?;
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777))?;
         let gate = dir.path().join("gate");
@@ -54,11 +40,10 @@ impl Talk {
                 None => p.spawn(),
             }
         };
-        let name = gate.display();
-        let mut server = program(&format!("serve {host} {name} {rounds} {chunk} {reply}"))?;
+        let name = gate.to_str().context("path")?;
+        let mut server = program(&load.serve(host, name))?;
         let port = server.line("port ", PATIENCE)?;
-        let line = format!("connect {host} {port} {name} {rounds} {chunk} {reply} {pause_ms}");
-        let mut client = program(&line)?;
+        let mut client = program(&load.connect(host, &port, name))?;
         let local = client.line("local ", PATIENCE)?;
         let up = |d: &Daemon| {
             let rows = d.ss().unwrap_or_default();

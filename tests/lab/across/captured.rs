@@ -2,7 +2,7 @@
 
 use anyhow::{ensure, Context, Result};
 use std::path::PathBuf;
-use underpass_tests::harness::tshark::{compare, followed, hash_of_last, packets};
+use underpass_tests::harness::tshark::{compare, followed, hash_of_last, packets, Load};
 use underpass_tests::harness::{paths, until};
 use underpass_tests::lab::cluster::Cluster;
 use underpass_tests::lab::streams::{CLIENT, SERVER};
@@ -12,14 +12,6 @@ const GATE: &str = "/run/captured-gate";
 /// Neither root nor the user of the programs.
 const STRANGER: u32 = 12346;
 const OWNER: u32 = 12345;
-
-/// What each end sends after the gate.
-struct Load {
-    rounds: usize,
-    chunk: usize,
-    reply: usize,
-    pause_ms: u32,
-}
 
 /// A connection between the nodes, on its lane, whose client waits before it goes on.
 struct Talk {
@@ -32,12 +24,6 @@ struct Talk {
 
 impl Talk {
     fn start(lab: &Lab, c: &Cluster, load: &Load) -> Result<Talk> {
-        let Load {
-            rounds,
-            chunk,
-            reply,
-            pause_ms,
-        } = load;
         let program = |n: usize, words: String| {
             lab.node(n).check(format!("rm -f {GATE}"))?;
             let script = format!(
@@ -49,12 +35,12 @@ impl Talk {
             job.envs(c.eager()[n].clone()).spawn()
         };
         let host = lab.node(SERVER).host();
-        let server = format!("serve {host} {GATE} {rounds} {chunk} {reply} apart");
-        let server = program(SERVER, server)?;
-        let port: u16 = server.line("port ")?.parse()?;
-        let client =
-            format!("connect {host} {port} {GATE} {rounds} {chunk} {reply} {pause_ms} apart");
+        let host = host.to_string();
+        let server = program(SERVER, load.serve(&host, GATE) + " apart")?;
+        let port = server.line("port ")?;
+        let client = load.connect(&host, &port, GATE) + " apart";
         let client = program(CLIENT, client)?;
+        let port: u16 = port.parse()?;
         let local = client.line("local ")?;
         c.await_smcr(port, 1)?;
         Ok(Talk {
