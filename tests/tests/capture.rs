@@ -421,3 +421,50 @@ fn it_ends_when_the_right_to_it_is_lost() -> Result<()> {
     t.finish()?;
     Ok(())
 }
+
+/// The daemon ends in the middle. The lane goes on; the capture breaks off, says so, and has written what it saw; and the next
+/// daemon serves another one of the same lane.
+#[test]
+fn a_daemon_that_ends_takes_its_captures_along() -> Result<()> {
+    let mut d = Daemon::start()?;
+    let load = Load {
+        rounds: 200,
+        chunk: 800,
+        reply: 8,
+        pause_ms: 4,
+    };
+    let t = Talk::start(&d, "127.0.0.1", &load, None)?;
+    let proof = has_proof(&d)?;
+    let (tool, file) = t.capture(&d)?;
+    let size = || std::fs::metadata(&file).map_or(0, |m| m.len());
+    until("bytes are captured", PATIENCE, || size() > 10_000).with_context(|| tool.stderr())?;
+    d.kill();
+    let said = tool.wait(LIMIT)?;
+    let clear = said.stderr.contains("broke off") && said.stderr.contains("begin another one");
+    ensure!(clear && said.status.code() == Some(1), "{said:?}");
+    let ends = t.ends.clone();
+    let all = packets(&file)?;
+    for end in &ends {
+        ensure!(compare(&all, port_of(end), proof)? > 1000, "{said:?}");
+    }
+    d.restart()?;
+    until("the new daemon has the connection", PATIENCE, || {
+        let rows = d.ss().unwrap_or_default();
+        rows.iter()
+            .filter(|r| r.mode == "SMCD" && r.up == "both")
+            .count()
+            == 2
+    })
+    .with_context(|| d.picture())?;
+    let (tool, file) = t.capture(&d)?;
+    t.go()?;
+    let _done = t.finish().with_context(|| tool.stderr())?;
+    let said = tool.wait(LIMIT)?;
+    ensure!(said.stderr.contains("no gaps"), "{said:?}");
+    let all = packets(&file)?;
+    for end in &ends {
+        // (Its records of first sequence numbers are the former one's.)
+        ensure!(compare(&all, port_of(end), true)? > 0, "{said:?}");
+    }
+    Ok(())
+}
