@@ -40,29 +40,44 @@ struct Clients {
     served: bool,
 }
 
+/// What a probe takes up.
+enum Place {
+    /// One of all; its client is still to come.
+    Any,
+    /// One of all, and of this address.
+    Of(IpAddr),
+    /// None: it turns its client away. (Whoever knocks again and again would have all of them.)
+    None,
+}
+
 impl Clients {
-    /// Another one of this address. `false`: it has all places that one may have.
-    fn enter(&mut self, ip: IpAddr) -> bool {
-        let n = self.of.entry(ip).or_default();
-        let may = *n < ADDRESS_MAX;
-        *n += usize::from(may);
-        may
-    }
-
-    fn leave(&mut self, ip: IpAddr) {
-        if let Some(n) = self.of.get_mut(&ip) {
-            *n -= 1;
-            if *n == 0 {
-                self.of.remove(&ip);
-            }
-        }
-    }
-
-    /// What a probe is told: the addresses of which no more clients are wanted.
-    fn full(&self) -> String {
+    /// A probe begins. What it is told: the addresses of which no more clients are wanted.
+    fn begin(&mut self) -> String {
+        self.now += 1;
         let full = self.of.iter().filter(|(_, n)| **n >= ADDRESS_MAX);
         let full: Vec<String> = full.map(|(ip, _)| ip.to_string()).collect();
         full.join(",")
+    }
+
+    /// It has accepted a client of this address.
+    fn accepted(&mut self, ip: IpAddr) -> Place {
+        let n = self.of.entry(ip).or_default();
+        if *n >= ADDRESS_MAX {
+            self.now -= 1;
+            return Place::None;
+        }
+        *n += 1;
+        Place::Of(ip)
+    }
+
+    fn end(&mut self, place: &Place) {
+        self.now -= usize::from(!matches!(place, Place::None));
+        if let Place::Of(ip) = place {
+            if let Some(n) = self.of.get_mut(ip) {
+                *n -= 1;
+            }
+            self.of.retain(|_, n| *n > 0);
+        }
     }
 }
 
@@ -90,11 +105,7 @@ pub fn run(at: Serve, once: bool, probes: &Probes) -> Outcome {
             turn_away(&listener);
             continue;
         }
-        let full = {
-            let mut c = lock(&clients);
-            c.now += 1;
-            c.full()
-        };
+        let full = lock(&clients).begin();
         let (accepted, told) = mpsc::channel();
         match probe(&listener, probes, &full) {
             Ok(child) => {
@@ -102,7 +113,7 @@ pub fn run(at: Serve, once: bool, probes: &Probes) -> Outcome {
                 std::thread::spawn(move || service(child, &accepted, &clients, once));
             }
             Err(f) => {
-                lock(&clients).now -= 1;
+                lock(&clients).end(&Place::Any);
                 out::complain(f.message);
                 std::thread::sleep(PAUSE);
                 continue;
@@ -126,32 +137,26 @@ fn probe(listener: &TcpListener, probes: &Probes, full: &str) -> Result<Child, F
         .map_err(|e| Failure::new(format_args!("cannot start the probe: {e}")))
 }
 
-/// Hears what a probe says until it ends. One that turns its client away has no place meanwhile: whoever knocks again and
-/// again would have all of them.
+/// Hears what a probe says until it ends.
 fn service(mut child: Child, accepted: &mpsc::Sender<()>, clients: &Shared, once: bool) {
-    let (mut served, mut of, mut away) = (false, None, false);
+    let (mut served, mut place) = (false, Place::Any);
     let lines = child.stdout.take().map(|o| BufReader::new(o).lines());
     for line in lines.into_iter().flatten().map_while(Result::ok) {
-        if let Some(ip) = line.strip_prefix("accepted ") {
-            of = ip.parse().ok().filter(|ip| lock(clients).enter(*ip));
-            away = of.is_none();
-            if away {
-                lock(clients).now -= 1;
-            }
+        if let Some(Ok(ip)) = line.strip_prefix("accepted ").map(str::parse) {
+            place = lock(clients).accepted(ip);
             let _ = accepted.send(());
-        } else if away {
-            let _ = child.kill(); // it was started before the last places of its address were taken
         } else if let Some(client) = line.strip_prefix("serving ") {
+            if matches!(place, Place::None) {
+                let _ = child.kill(); // it began before the last places of its address were taken
+                continue;
+            }
             served = true;
             let _ = out::print(&format!("{}\n", out::clean(client)));
         }
     }
     let _ = child.wait();
     let mut c = lock(clients);
-    c.now -= usize::from(!away);
-    if let Some(ip) = of {
-        c.leave(ip);
-    }
+    c.end(&place);
     c.served |= served;
     // (A client keeps both of its connections until it has measured.)
     if once && c.served && c.now == 0 {
@@ -188,4 +193,32 @@ fn turn_away(listener: &TcpListener) {
     let _ = s.shutdown(Shutdown::Write);
     let _ = s.set_read_timeout(Some(GOODBYE));
     let _ = s.read(&mut [0; LENGTH]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also while many of its clients are on their way out.
+    #[test]
+    fn an_address_has_half_of_the_places() {
+        let mut c = Clients::default();
+        let (a, b): (IpAddr, IpAddr) = (Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into());
+        let mut places = Vec::new();
+        for n in 0..40 {
+            let full = c.begin();
+            assert_eq!(full, if n < ADDRESS_MAX { "" } else { "127.0.0.1" });
+            places.push(c.accepted(a));
+            assert_eq!(c.now, (n + 1).min(ADDRESS_MAX));
+        }
+        for _ in 0..CLIENTS_MAX - ADDRESS_MAX {
+            c.begin();
+            assert!(matches!(c.accepted(b), Place::Of(_)));
+        }
+        assert_eq!(c.now, CLIENTS_MAX);
+        places.iter().for_each(|p| c.end(p));
+        assert_eq!((c.now, c.of.len()), (ADDRESS_MAX, 1));
+        c.begin();
+        assert!(matches!(c.accepted(a), Place::Of(_)));
+    }
 }
