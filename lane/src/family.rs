@@ -6,7 +6,7 @@
 //! The shim trusts this memory; the daemon does not: it copies words out and checks them.
 
 use crate::abi::{AtomicEpoch, Epoch};
-use crate::half::{RxState, TxState};
+use crate::half::{Counted, RxState, TxState};
 use crate::num;
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -387,6 +387,10 @@ pub struct View {
     pub rx_again: u64,
     /// Number of switches up of the sending half.
     pub ups: u32,
+    /// What was counted when the sending half switched up last.
+    pub tx_before: Counted,
+    /// What was counted when the receiving half declared itself ready last.
+    pub rx_before: Counted,
     /// The application has shut down sending while it was on a lane to another node.
     pub shut: bool,
     /// Numbers of the processes that hold it, each as its own pid namespace has it.
@@ -540,6 +544,8 @@ impl Conn {
             again: self.tx.again.load(Relaxed),
             rx_again: self.rx.again.load(Relaxed),
             ups: self.tx.ups.load(Relaxed),
+            tx_before: self.tx.baseline.load(),
+            rx_before: self.rx.baseline.load(),
             shut: self.tx.shut.load(Relaxed) != 0,
             forks: self.forks.load(Relaxed),
             holders: self
@@ -583,11 +589,7 @@ mod tests {
         let before = core::mem::offset_of!(Table, more);
         assert_eq!(TABLE_BYTES, (before + 4095) & !4095);
         assert_eq!(core::mem::size_of::<More>(), 128);
-        assert_eq!(core::mem::size_of::<Conn>() % 64, 0);
-        assert!(
-            core::mem::size_of::<Conn>() <= 768,
-            "{}",
-            core::mem::size_of::<Conn>()
-        );
+        // Daemon and shims of each build find the entries at the same places.
+        assert_eq!(core::mem::size_of::<Conn>(), 576);
     }
 }

@@ -7,6 +7,7 @@
 //! sleep protocol that the doorbell stands on. TCP itself is behind [`Port`], so that the same code
 //! runs under the shim, and under the random-operations tests with a simulated socket.
 
+mod baseline;
 #[cfg(all(test, loom))]
 mod checked;
 pub mod leave;
@@ -18,6 +19,7 @@ pub mod tx;
 
 use crate::abi::{rx as word, tx as phase};
 use crate::num;
+pub use baseline::{Baseline, Counted};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 pub use mem::{Area, Iov, Memory, CALL_MAX};
 pub use rx::{Received, RxState};

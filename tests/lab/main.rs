@@ -56,6 +56,10 @@ const TESTS: &[(&str, Test)] = &[
         across::captured::a_capture_on_either_node,
     ),
     (
+        "across::a_capture_through_cuts_and_a_restart",
+        across::captured::a_capture_through_cuts_and_a_restart,
+    ),
+    (
         "across::a_capture_of_much",
         across::captured::a_capture_of_much,
     ),

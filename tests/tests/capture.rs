@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 use underpass_admin::Row;
-use underpass_tests::harness::tshark::{compare, followed, hash_of_last, packets, Packet};
+use underpass_tests::harness::tshark::{compare, followed, hash_of_last, packets, Load, Packet};
 use underpass_tests::harness::{paths, until, Daemon, Place, Program, Running, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -28,22 +28,8 @@ struct Finished {
     _dir: tempfile::TempDir,
 }
 
-/// What each end sends after the gate.
-struct Load {
-    rounds: u32,
-    chunk: u32,
-    reply: u32,
-    pause_ms: u32,
-}
-
 impl Talk {
     fn start(d: &Daemon, host: &str, load: &Load, uid: Option<u32>) -> Result<Talk> {
-        let Load {
-            rounds,
-            chunk,
-            reply,
-            pause_ms,
-        } = load;
         let dir = tempfile::tempdir()?;
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777))?;
         let gate = dir.path().join("gate");
@@ -54,11 +40,10 @@ impl Talk {
                 None => p.spawn(),
             }
         };
-        let name = gate.display();
-        let mut server = program(&format!("serve {host} {name} {rounds} {chunk} {reply}"))?;
+        let name = gate.to_str().context("path")?;
+        let mut server = program(&load.serve(host, name))?;
         let port = server.line("port ", PATIENCE)?;
-        let line = format!("connect {host} {port} {name} {rounds} {chunk} {reply} {pause_ms}");
-        let mut client = program(&line)?;
+        let mut client = program(&load.connect(host, &port, name))?;
         let local = client.line("local ", PATIENCE)?;
         let up = |d: &Daemon| {
             let rows = d.ss().unwrap_or_default();
@@ -434,5 +419,52 @@ fn it_ends_when_the_right_to_it_is_lost() -> Result<()> {
     ensure!(root.status.success(), "root: {root:?}");
     t.go()?;
     t.finish()?;
+    Ok(())
+}
+
+/// The daemon ends in the middle. The lane goes on; the capture breaks off, says so, and has written what it saw; and the next
+/// daemon serves another one of the same lane.
+#[test]
+fn a_daemon_that_ends_takes_its_captures_along() -> Result<()> {
+    let mut d = Daemon::start()?;
+    let load = Load {
+        rounds: 200,
+        chunk: 800,
+        reply: 8,
+        pause_ms: 4,
+    };
+    let t = Talk::start(&d, "127.0.0.1", &load, None)?;
+    let proof = has_proof(&d)?;
+    let (tool, file) = t.capture(&d)?;
+    let size = || std::fs::metadata(&file).map_or(0, |m| m.len());
+    until("bytes are captured", PATIENCE, || size() > 10_000).with_context(|| tool.stderr())?;
+    d.kill();
+    let said = tool.wait(LIMIT)?;
+    let clear = said.stderr.contains("broke off") && said.stderr.contains("begin another one");
+    ensure!(clear && said.status.code() == Some(1), "{said:?}");
+    let ends = t.ends.clone();
+    let all = packets(&file)?;
+    for end in &ends {
+        ensure!(compare(&all, port_of(end), proof)? > 1000, "{said:?}");
+    }
+    d.restart()?;
+    until("the new daemon has the connection", PATIENCE, || {
+        let rows = d.ss().unwrap_or_default();
+        rows.iter()
+            .filter(|r| r.mode == "SMCD" && r.up == "both")
+            .count()
+            == 2
+    })
+    .with_context(|| d.picture())?;
+    let (tool, file) = t.capture(&d)?;
+    t.go()?;
+    let _done = t.finish().with_context(|| tool.stderr())?;
+    let said = tool.wait(LIMIT)?;
+    ensure!(said.stderr.contains("no gaps"), "{said:?}");
+    let all = packets(&file)?;
+    for end in &ends {
+        // (Its records of first sequence numbers are the former one's.)
+        ensure!(compare(&all, port_of(end), true)? > 0, "{said:?}");
+    }
     Ok(())
 }

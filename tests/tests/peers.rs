@@ -7,7 +7,7 @@ use std::time::Duration;
 use underpass_tests::harness::node::{pair, Lan, Node, Setup};
 use underpass_tests::harness::peers::Echo;
 use underpass_tests::harness::talk::{check_pair, found, Talk};
-use underpass_tests::harness::{until, PATIENCE};
+use underpass_tests::harness::{until, Place, Pods, PATIENCE};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -412,6 +412,24 @@ fn root_three_nodes() -> Result<()> {
             "the third has nothing to do with it"
         );
     }
+    Ok(())
+}
+
+/// A service's address belongs to no node. The pod behind it is on this one: that address is not why the connection waits.
+#[test]
+fn root_a_pod_of_this_node_behind_a_service() -> Result<()> {
+    let lan = Lan::new()?;
+    let (a, _b) = pair(&lan)?;
+    let pods = Pods::new()?;
+    let stop = tempfile::tempdir()?;
+    let server = Echo::serve("threads", Pods::B, &Place::bare().netns(pods.b()))?;
+    pods.dnat(80, server.port()?)?;
+    let file = stop.path().join("stop");
+    let client = a.place().netns(pods.a());
+    let client = server.client_to(Pods::SERVICE, 80, &client, 2, 0, Some(&file))?;
+    a.await_reasons(2, "waiting", "peer-no-shim")?;
+    std::fs::write(&file, b"")?;
+    client.finish(LIMIT)?;
     Ok(())
 }
 

@@ -27,6 +27,9 @@ use underpass_admin::{Request, Response, Target};
 const RECONSTRUCTED: &str =
     "Reconstructed from a lane by Underpass: these bytes did not travel in TCP segments";
 
+const GONE: &str =
+    "underpassd has ended, or this was stopped for 10 s and more. What was captured is written; begin another one";
+
 pub fn run(dir: Option<PathBuf>, o: &cli::Capture) -> Outcome {
     let target = match o {
         cli::Capture {
@@ -131,7 +134,8 @@ fn follow_to_end(
             return Ok("stopped".into());
         }
         match from.read(&mut room) {
-            Ok(0) => return Ok("underpassd has ended the capture".into()),
+            // (It says so when it ends one.)
+            Ok(0) => return Err(io::Error::other(GONE)),
             Ok(n) => decoder.push(&room[..n]),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

@@ -4,8 +4,10 @@
 
 mod support;
 
+use nix::sys::socket::{bind, connect, socket, AddressFamily, SockFlag, SockType, SockaddrIn};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 use support::{harmless_library, text, FakeDaemon};
@@ -255,28 +257,64 @@ fn bytes_that_no_client_sends() {
     );
 }
 
+/// A client from this address, and what it is answered. `greets`: it says what it wants, as it should.
+fn client(from: [u8; 4], port: u16, greets: bool) -> (TcpStream, [u8; LENGTH]) {
+    let flags = (SockType::Stream, SockFlag::SOCK_CLOEXEC);
+    let s = socket(AddressFamily::Inet, flags.0, flags.1, None).unwrap();
+    let of = |ip: [u8; 4], port| SockaddrIn::from(SocketAddrV4::new(ip.into(), port));
+    bind(s.as_raw_fd(), &of(from, 0)).unwrap();
+    connect(s.as_raw_fd(), &of([127, 0, 0, 1], port)).unwrap();
+    let mut s = TcpStream::from(s);
+    s.set_read_timeout(Some(LIMIT)).unwrap();
+    if greets {
+        s.write_all(&hello(1)).unwrap();
+    }
+    let mut answer = [0; LENGTH];
+    s.read_exact(&mut answer).unwrap();
+    (s, answer)
+}
+
+/// Of one address, and of all.
 #[test]
 fn it_takes_so_many_clients_and_no_more() {
     let d = says_lane(0);
     let server = serve(&d, &[]);
-    let open = || TcpStream::connect(("127.0.0.1", server.port)).unwrap();
-    let mut all: Vec<TcpStream> = (0..16).map(|_| open()).collect();
-    for s in &mut all {
-        s.write_all(&hello(1)).unwrap();
-        s.read_exact(&mut [0; LENGTH]).unwrap();
-    }
-    let mut one_more = open();
-    one_more.write_all(&hello(1)).unwrap();
-    assert_eq!(until_closed(&one_more), hello(17), "it is busy");
+    let eight = |from| -> Vec<TcpStream> {
+        let all = (0..8).map(|n| (n, client(from, server.port, true)));
+        let ready = |(n, (s, answer))| {
+            assert_eq!(answer, hello(16), "client {n} of {from:?}");
+            s
+        };
+        all.map(ready).collect()
+    };
+    let here = eight([127, 0, 0, 1]);
+    // Whoever knocks again and again has no place meanwhile.
+    let knocks: Vec<_> = (0..20)
+        .map(|_| client([127, 0, 0, 1], server.port, false))
+        .collect();
+    assert!(
+        knocks.iter().all(|(_, answer)| *answer == hello(17)),
+        "they are too many"
+    );
     let out = measure(&d, server.port, &[]);
     let said = text(&out.stderr);
     assert_eq!(out.status.code(), Some(2));
-    assert!(said.contains("as many clients as it takes"), "{said}");
-    drop(all);
+    assert!(said.contains("as many of this address"), "{said}");
+    let there = eight([127, 0, 0, 2]);
+    drop(knocks);
+    for from in [[127, 0, 0, 1], [127, 0, 0, 2], [127, 0, 0, 3]] {
+        let (one_more, answer) = client(from, server.port, true);
+        assert_eq!(answer, hello(17), "it is busy");
+        assert_eq!(until_closed(&one_more), b"");
+    }
+    drop(here);
     let end = Instant::now() + LIMIT;
     while measure(&d, server.port, &["--wait", "1"]).status.code() != Some(1) {
         assert!(Instant::now() < end, "nobody is there any more");
     }
+    // The other ones' places are theirs as before.
+    assert_eq!(client([127, 0, 0, 2], server.port, true).1, hello(17));
+    drop(there);
 }
 
 /// Only where it was told to.

@@ -41,6 +41,8 @@ pub struct Entry {
     pub other: Option<usize>,
     /// Network namespace of the process at the other end, if that is known.
     pub peer_netns: u64,
+    /// The other end is on this node, and is no other daemon's to tell of.
+    pub peer_here: bool,
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
     lane: Option<(u64, u32, u32)>,
@@ -64,6 +66,7 @@ impl Entry {
             gen: 0,
             other: None,
             peer_netns: 0,
+            peer_here: false,
             local: Some(local),
             peer,
             lane: None,
@@ -187,6 +190,7 @@ pub(crate) fn entry(v: &View, h: &Holder) -> Entry {
         gen: v.gen,
         other: None,
         peer_netns: 0,
+        peer_here: false,
         local,
         peer: peer.filter(|_| !listening),
         // The other end of a remote lane is not on the same link group.

@@ -240,7 +240,9 @@ pub(crate) fn explain(rows: &mut [Entry], shown: &HashMap<(ClientId, u32, u32), 
         let Some(s) = shown.get(&(e.client, e.conn, e.gen)) else {
             continue;
         };
-        if s.local != 0 {
+        // (A service's address is no node's, and yet the other end may be on this one.)
+        let here = e.peer_here && s.local == Reason::UnknownNode.code();
+        if s.local != 0 && !here {
             e.row.reason = s.local;
         }
         if e.other.is_none() && s.peer != 0 {

@@ -17,7 +17,7 @@ use lane::abi::{
     loc_index, tx, Cursor, Epoch, Loc, TcpPos, TxPhase, TxWord, EPOCHS, RING_LOG2_MAX,
     UNPUBLISHED_MAX,
 };
-use lane::half::Memory;
+use lane::half::{Counted, Memory};
 use std::collections::VecDeque;
 use std::sync::atomic::{
     fence,
@@ -39,10 +39,14 @@ const ATTEMPTS: u32 = 64;
 pub(crate) struct Ledger {
     /// Sent over this lane.
     pub lane: u64,
-    /// Sent on TCP, and not the application's, or on a ring as well.
+    /// Sent on TCP.
+    pub tcp: u64,
+    /// Of these not the application's, or on a ring as well.
     pub again: u64,
     /// Switches up.
     pub ups: u32,
+    /// What had been counted at the last one.
+    pub before: Counted,
 }
 
 /// What lies around a direction's words.
@@ -193,13 +197,10 @@ impl Follower {
     ) -> bool {
         let w = m.own_tx();
         let (tcp, start) = (w.up_tcp_pos.load(Relaxed), w.up_start.load(Relaxed));
-        let Some(ledger) = around.ledger() else {
-            return false;
-        };
-        let origin = self.origin.or_else(|| origin(m, around, ledger, start));
-        fence(SeqCst); // the words before, and then whether they were this epoch's, and no frame was counted yet
+        let before = self.before(m, epoch, around, (tcp, start));
+        fence(SeqCst); // the words before, and then whether they were this epoch's
         let same = w.state.load(Acquire) == TxWord::new(epoch, tx::UP);
-        let (Some(origin), true) = (origin, same) else {
+        let (Some((again, origin)), true) = (before, same) else {
             return false;
         };
         match self.epoch {
@@ -226,8 +227,29 @@ impl Follower {
         self.epoch = Some(epoch);
         self.start = start;
         self.up_tcp_pos = tcp;
-        self.tcp = tcp.get().saturating_sub(ledger.again);
+        self.tcp = tcp.get().saturating_sub(again);
         true
+    }
+
+    /// What TCP had that was not the application's when this epoch began, and the head of the slot when the lane was
+    /// new. The sender notes both before it says that it is up; what it counts now may be ahead of that (a frame, what it
+    /// repeats of the ring), or behind the head (a process was killed within a send).
+    fn before(
+        &self,
+        m: &Memory<'_>,
+        epoch: Epoch,
+        around: &impl Surroundings,
+        (tcp, start): (TcpPos, Cursor),
+    ) -> Option<(u64, Cursor)> {
+        let now = around.ledger()?;
+        if now.before.epoch == epoch {
+            return Some((now.before.again, start.back(now.before.ring)));
+        }
+        // A shim of before December 2026 notes nothing: as long as its position on TCP is that of the switch, nothing was
+        // put there since.
+        let origin = self.origin.or_else(|| origin(m, around, now, start))?;
+        fence(SeqCst);
+        (around.ledger()?.tcp == tcp.get()).then_some((now.again, origin))
     }
 
     /// Forgets what lies from this cursor on: it was published, and counts as not sent.

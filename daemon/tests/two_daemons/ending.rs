@@ -84,7 +84,7 @@ impl Process {
         if e.app.rx.lock.load(Relaxed) != 0 {
             note("a receiver's lock taken from the dead");
             let _held = e.app.lock_rx();
-            let done = e.app.rx.holder_died(true, &c.port);
+            let done = e.app.rx.holder_died(&c.m, &c.port);
             assert_eq!(done, Ok(()), "the receiver of one who was killed");
         }
     }

@@ -15,7 +15,7 @@ mod take;
 pub use deaf::BeforeDeaf;
 
 use super::mem::Memory;
-use super::{native_calls, Pending, Port};
+use super::{native_calls, Baseline, Counted, Pending, Port};
 use crate::abi::{
     marks, rx, tx, AtomicEpoch, Cursor, Epoch, LocWord, Private, RxWord, Shared, TcpPos, TxPhase,
     RING_LOG2_MAX,
@@ -105,6 +105,8 @@ pub struct RxState {
     /// Number of bytes taken from TCP that are not the application's: frames, and what TCP repeats of the ring. Counted
     /// behind `tcp_pos`.
     pub again: AtomicU64,
+    /// What was counted when it declared itself ready. In bytes that were padding.
+    pub baseline: Baseline,
 }
 
 /// Result of a receive.
@@ -209,6 +211,11 @@ impl RxState {
         }
         let epoch = self.epoch.load(Relaxed).next();
         self.epoch.store(epoch, Relaxed);
+        self.baseline.store(Counted {
+            epoch,
+            again: self.again.load(Relaxed),
+            ring: self.ring_bytes.load(Relaxed),
+        });
         // Release: pairs with the Acquire in `TxState::can_up`.
         m.own_rx()
             .word

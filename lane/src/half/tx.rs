@@ -13,7 +13,7 @@ pub use down::{Awaited, BeforeFin};
 pub use takeover::{claim, is_asked, is_done, release, Adopted};
 
 use super::mem::{copy_in, Iov, Memory, Ring};
-use super::{native_calls, Pending, Port, Progress};
+use super::{native_calls, Baseline, Pending, Port, Progress};
 use crate::abi::{
     loc_index, marks, rx, tx, window, AtomicEpoch, Cursor, Epoch, Loc, LocWord, Private, RxFlags,
     RxWord, Shared, SpaceWord, TcpPos, TxPhase, TxWord,
@@ -104,6 +104,9 @@ pub struct TxState {
     /// Number of bytes on TCP that are not the application's, or a repetition: frames, and the ring bytes that a way
     /// down repeats.
     pub again: AtomicU64,
+    // (Last, in bytes that were padding.)
+    /// What was counted when it switched up.
+    pub baseline: Baseline,
 }
 
 /// Result of a send.

@@ -343,7 +343,7 @@ fn within_a_receive() {
                     }
                 };
                 let died = e.dies(at, turns);
-                assert_eq!(e.rx.holder_died(remote, &e.tcp), Ok(()));
+                assert_eq!(e.rx.holder_died(&e.memory(), &e.tcp), Ok(()));
                 assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), e.tcp.taken.get());
                 let before = got.borrow().len();
                 turns();
@@ -383,29 +383,29 @@ fn receives_that_do_not_fit() {
     ] {
         let e = on_ring();
         e.tcp.taken.set(n);
-        assert_eq!(e.rx.holder_died(false, &e.tcp), r, "{n}");
+        assert_eq!(e.rx.holder_died(&e.memory(), &e.tcp), r, "{n}");
         assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), n);
     }
     for taken in [u64::MAX, (1 << 32) + 1] {
         let e = on_ring();
         e.tcp.taken.set(taken);
-        assert_eq!(e.rx.holder_died(false, &e.tcp), Ok(()));
+        assert_eq!(e.rx.holder_died(&e.memory(), &e.tcp), Ok(()));
         assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), 0, "no such count");
     }
     let e = Alone::receiving(false, 1 << 33);
-    assert_eq!(e.rx.holder_died(false, &e.tcp), Ok(()));
+    assert_eq!(e.rx.holder_died(&e.memory(), &e.tcp), Ok(()));
     e.tcp.taken.set(1 << 32);
-    assert_eq!(e.rx.holder_died(false, &e.tcp), Ok(()));
+    assert_eq!(e.rx.holder_died(&e.memory(), &e.tcp), Ok(()));
     assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), 1 << 32);
     let e = on_ring();
     e.tcp.taken.set(3);
     e.tcp.knows.set(false);
-    assert_eq!(e.rx.holder_died(false, &e.tcp), Ok(()));
+    assert_eq!(e.rx.holder_died(&e.memory(), &e.tcp), Ok(()));
     assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), 0);
     // On TCP calls count for themselves.
     let e = Alone::new(false);
     e.tcp.taken.set(3);
-    assert_eq!(e.rx.holder_died(false, &e.tcp), Ok(()));
+    assert_eq!(e.rx.holder_died(&e.memory(), &e.tcp), Ok(()));
     assert_eq!(e.rx.tcp_pos.load(Relaxed).get(), 0);
     // A `Fin` frame ends a stream across nodes only.
     for remote in [false, true] {

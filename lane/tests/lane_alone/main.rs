@@ -4,6 +4,7 @@
 #![cfg(not(loom))]
 
 mod bring;
+mod counts;
 mod died;
 mod down;
 mod end;

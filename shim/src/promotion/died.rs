@@ -23,7 +23,7 @@ pub fn holder_died(word: &AtomicU32) {
     let port = Sock::new(fd, group);
     let found = match core::ptr::eq(word, &c.tx.lock) {
         true => c.tx.holder_died(&m, &port),
-        false => c.rx.holder_died(m.is_remote(), &port),
+        false => c.rx.holder_died(&m, &port),
     };
     if let Err(r) = found {
         crate::preserving_errno(|| tcp::reset(c, fd, r));

@@ -2,7 +2,7 @@
 
 use anyhow::{ensure, Context, Result};
 use std::path::PathBuf;
-use underpass_tests::harness::tshark::{compare, followed, hash_of_last, packets};
+use underpass_tests::harness::tshark::{compare, followed, hash_of_last, packets, Load};
 use underpass_tests::harness::{paths, until};
 use underpass_tests::lab::cluster::Cluster;
 use underpass_tests::lab::streams::{CLIENT, SERVER};
@@ -12,14 +12,6 @@ const GATE: &str = "/run/captured-gate";
 /// Neither root nor the user of the programs.
 const STRANGER: u32 = 12346;
 const OWNER: u32 = 12345;
-
-/// What each end sends after the gate.
-struct Load {
-    rounds: usize,
-    chunk: usize,
-    reply: usize,
-    pause_ms: u32,
-}
 
 /// A connection between the nodes, on its lane, whose client waits before it goes on.
 struct Talk {
@@ -32,12 +24,6 @@ struct Talk {
 
 impl Talk {
     fn start(lab: &Lab, c: &Cluster, load: &Load) -> Result<Talk> {
-        let Load {
-            rounds,
-            chunk,
-            reply,
-            pause_ms,
-        } = load;
         let program = |n: usize, words: String| {
             lab.node(n).check(format!("rm -f {GATE}"))?;
             let script = format!(
@@ -49,12 +35,12 @@ impl Talk {
             job.envs(c.eager()[n].clone()).spawn()
         };
         let host = lab.node(SERVER).host();
-        let server = format!("serve {host} {GATE} {rounds} {chunk} {reply} apart");
-        let server = program(SERVER, server)?;
-        let port: u16 = server.line("port ")?.parse()?;
-        let client =
-            format!("connect {host} {port} {GATE} {rounds} {chunk} {reply} {pause_ms} apart");
+        let host = host.to_string();
+        let server = program(SERVER, load.serve(&host, GATE) + " apart")?;
+        let port = server.line("port ")?;
+        let client = load.connect(&host, &port, GATE) + " apart";
         let client = program(CLIENT, client)?;
+        let port: u16 = port.parse()?;
         let local = client.line("local ")?;
         c.await_smcr(port, 1)?;
         Ok(Talk {
@@ -224,6 +210,95 @@ pub fn a_capture_of_much(lab: &mut Lab) -> Result<()> {
             let port = addresses[0].rsplit(':').next().context("port")?;
             let streams = followed(&file, port)?;
             ensure!(hash_of_last(&streams[0], size)? == hashes[0]);
+        }
+    }
+    c.no_resets()
+}
+
+/// So many times a capture has said that both directions are on the lane.
+fn ups(tool: &Running) -> usize {
+    tool.stderr().matches("SMCR in both directions").count()
+}
+
+fn await_ups(c: &Cluster, tool: &Running, n: usize) -> Result<()> {
+    until(&format!("it has seen {n} lanes"), PATIENCE, || {
+        ups(tool) == n
+    })
+    .with_context(|| format!("{}\n{}", tool.stderr(), c.picture()))
+}
+
+/// A rail is cut, and the lane goes on: so does a capture, without a gap. Both are, and the connection is on TCP for a while: a
+/// gap, and it goes on. A node's daemon is killed: the captures that it has served break off, and say so; at the other
+/// node it is a gap. All that they show is right.
+pub fn a_capture_through_cuts_and_a_restart(lab: &mut Lab) -> Result<()> {
+    let mut c = Cluster::start(lab)?;
+    let load = Load {
+        rounds: 60,
+        chunk: 4 << 10,
+        reply: 1000,
+        pause_ms: 10,
+    };
+    let t = Talk::start(lab, &c, &load)?;
+    let (addresses, port) = (t.addresses.clone(), t.port);
+    let tools = [t.capture(lab, &c, 0)?, t.capture(lab, &c, 1)?];
+    for (rail, other) in [(1, 2), (2, 1)] {
+        lab.rail(rail).cut()?;
+        c.await_traffic(lab, other)?;
+        lab.rail(rail).mend()?;
+        c.await_links()?;
+    }
+    for tool in &tools {
+        ensure!(ups(tool) == 1, "{}\n{}", tool.stderr(), c.picture());
+    }
+    lab.rail(1).cut()?;
+    lab.rail(2).cut()?;
+    c.await_tcp(port, 1)?;
+    lab.rail(1).mend()?;
+    lab.rail(2).mend()?;
+    c.await_smcr(port, 1)?;
+    for tool in &tools {
+        await_ups(&c, tool, 2)?;
+    }
+    let [cut_off, other] = tools;
+    c.kill_daemon(0);
+    let why = cut_off.wait()?.ok().err().context("it ended well")?;
+    let why = why.to_string();
+    let clear = why.contains("broke off") && why.contains("begin another one");
+    ensure!(clear && why.contains("Code(1)"), "{why}");
+    let (first, last) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    let mut files = vec![(fetch(lab, 0, &first)?, 1)];
+    c.start_daemon(lab, 0)?;
+    c.await_channels()?;
+    c.await_smcr(port, 1)?;
+    await_ups(&c, &other, 3)?;
+    let anew = t.capture(lab, &c, 0)?;
+    let hashes = t.finish(lab)?;
+    for (n, tool, gaps) in [(0, anew, 0), (1, other, 2)] {
+        let said = tool.wait()?;
+        ensure!(said.stderr.contains("has ended"), "{said:?}");
+        let file = fetch(lab, n, &last)?;
+        for (end, size) in [load.rounds * load.chunk, load.rounds * load.reply]
+            .into_iter()
+            .enumerate()
+        {
+            let port = addresses[end].rsplit(':').next().context("port")?;
+            let streams = followed(&file, port)?;
+            ensure!(hash_of_last(&streams[0], size)? == hashes[end], "{said:?}");
+        }
+        files.push((file, gaps));
+    }
+    for (file, gaps) in files {
+        let all = packets(&file)?;
+        for address in &addresses {
+            let port = address.rsplit(':').next().context("port")?;
+            ensure!(compare(&all, port, true)? > 0);
+            let of = all.iter().filter(|p| p.from == port);
+            let marks: Vec<&str> = of
+                .map(|p| p.comment.as_str())
+                .filter(|c| c.contains("missing"))
+                .collect();
+            println!("{}, {port}: {marks:?}", file.display());
+            ensure!(marks.len() == gaps, "{gaps} gaps: {marks:?}");
         }
     }
     c.no_resets()

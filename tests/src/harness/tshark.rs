@@ -6,6 +6,38 @@ use sha2::{Digest, Sha256};
 use std::path::Path;
 use std::process::Command;
 
+/// What each end of `captured.py` sends after the gate.
+pub struct Load {
+    pub rounds: usize,
+    pub chunk: usize,
+    pub reply: usize,
+    pub pause_ms: u32,
+}
+
+impl Load {
+    /// The program's words at the server, but for `apart`.
+    pub fn serve(&self, host: &str, gate: &str) -> String {
+        let Load {
+            rounds,
+            chunk,
+            reply,
+            ..
+        } = self;
+        format!("serve {host} {gate} {rounds} {chunk} {reply}")
+    }
+
+    /// The same at the client.
+    pub fn connect(&self, host: &str, port: &str, gate: &str) -> String {
+        let Load {
+            rounds,
+            chunk,
+            reply,
+            pause_ms,
+        } = self;
+        format!("connect {host} {port} {gate} {rounds} {chunk} {reply} {pause_ms}")
+    }
+}
+
 /// What tshark reassembles: the stream of the end with this port, and the other's; gaps are not in them.
 pub fn followed(file: &Path, first: &str) -> Result<[Vec<u8>; 2]> {
     let out = tshark(file, &["-q", "-z", "follow,tcp,raw,0"])?;

@@ -63,7 +63,7 @@ fn open(host: &str, port: u16, path: Path) -> Result<(TcpStream, SocketAddr, Soc
     match wire::answer_of(&m) {
         Some(Answer::Ready) => Ok((s, local, peer)),
         Some(Answer::Busy) => Err(format!(
-            "`underpass check --serve` at {host} port {port} has as many clients as it takes"
+            "`underpass check --serve` at {host} port {port} has as many clients as it takes, or as many of this address"
         )),
         None if wire::is_other_version(&m) => Err(format!(
             "`underpass check --serve` at {host} port {port} is of another version"

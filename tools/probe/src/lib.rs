@@ -37,8 +37,8 @@ const SUCCESS: i32 = 0;
 const FAILURE: i32 = 1;
 const USAGE: i32 = 2;
 
-/// Does what the arguments say: `idle HOST PORT`, `measure HOST PORT tcp|lane`, or `serve`, whose listening
-/// socket is standard input. Returns an exit status.
+/// Does what the arguments say: `idle HOST PORT`, `measure HOST PORT tcp|lane`, or `serve=IP,…`, whose listening
+/// socket is standard input, and which turns clients of these addresses away. Returns an exit status.
 pub fn run(args: &[&str]) -> i32 {
     match *args {
         ["idle", host, port] => with_port(port, |p| idle::run(host, p)),
@@ -46,8 +46,10 @@ pub fn run(args: &[&str]) -> i32 {
             Some(path) => with_port(port, |p| client::run(host, p, path)),
             None => USAGE,
         },
-        ["serve"] => server::accept(),
         [server::PLAIN] => server::plain(),
+        [one] => one
+            .strip_prefix(server::SERVE)
+            .map_or(USAGE, server::accept),
         _ => USAGE,
     }
 }

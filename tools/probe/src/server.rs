@@ -8,7 +8,7 @@
 use crate::wire::{self, Answer, Path, LENGTH};
 use crate::{say, sock, trial, FAILURE, SUCCESS};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::FromRawFd;
 use std::time::{Duration, Instant};
 
@@ -21,26 +21,34 @@ const REQUESTS_MAX: u32 = 10_000;
 /// The longest that a client is served, so that it does not keep its place for days: the longest measurement that the tool
 /// makes (100 rounds of three tests of 10 s, on two connections in turn) takes 100 minutes.
 const LIFE: Duration = Duration::from_secs(2 * 60 * 60);
-/// What the program is told the second time.
+/// Time for a client that is turned away to have sent its greeting: with bytes unread, it would see a reset.
+const GOODBYE: Duration = Duration::from_millis(200);
+/// What the program is told, with the addresses of which no more clients are wanted.
+pub const SERVE: &str = "serve=";
+/// What it is told the second time.
 pub const PLAIN: &str = "serve-tcp";
 
-/// Accepts one client, and serves it.
-pub fn accept() -> i32 {
+/// Accepts one client, and serves it, or turns it away. (Whose it is, nobody knows before it is accepted.)
+pub fn accept(unwanted: &str) -> i32 {
     // SAFETY: standard input is the listening socket, nothing else in this process uses it, and it is closed once.
     let listener = unsafe { TcpListener::from_raw_fd(libc::STDIN_FILENO) };
     let Ok((mut s, from)) = listener.accept() else {
         return SUCCESS; // it went away meanwhile
     };
     drop(listener);
-    say("accepted");
+    let ip = from.ip().to_canonical();
+    say(format_args!("accepted {ip}"));
     sock::live_for(GREETING_S);
+    if unwanted.split(',').any(|u| u.parse::<IpAddr>() == Ok(ip)) {
+        turn_away(&mut s);
+        return SUCCESS;
+    }
     let mut m = [0; LENGTH];
     let path = s.read_exact(&mut m).ok().and_then(|()| wire::path_of(&m));
     let Some(path) = path else {
         return FAILURE;
     };
-    let (ip, port) = (from.ip().to_canonical(), from.port());
-    say(format_args!("serving {ip}:{port} {}", path.name()));
+    say(format_args!("serving {ip}:{} {}", from.port(), path.name()));
     match path {
         Path::Lane => serve(s, LIFE),
         Path::Tcp => {
@@ -48,6 +56,13 @@ pub fn accept() -> i32 {
             FAILURE
         }
     }
+}
+
+fn turn_away(s: &mut TcpStream) {
+    let _ = s.write_all(&wire::answer(Answer::Busy));
+    let _ = s.shutdown(Shutdown::Write);
+    let _ = s.set_read_timeout(Some(GOODBYE));
+    let _ = s.read(&mut [0; LENGTH]);
 }
 
 /// Serves the client whose connection is standard input.

@@ -52,7 +52,7 @@ p99 and minimum; to_server and from_server with gbyte_s and gbit_s; bytes, and k
 TCP), ratio (null, or median, p99, to_server, from_server), and check (as -j without --measure). \
 Exit status: 0 if the lane was measured, 1 if the connection stayed on TCP, 2 if the test failed.
 
-With --serve: it ends by ^C, and takes 16 connections at a time, each for two hours at most. It asks nobody who he is: whoever
+With --serve: it ends by ^C, and takes 16 connections at a time, 8 of one address, each for two hours at most. It asks nobody who he is: whoever
 reaches the port can have it send and receive. Exit status: 0 with --once, 2 if it cannot serve.
 
 With --pid: why a process has no library (cause): static (linked statically), secure (set-user-id, \

@@ -3,7 +3,7 @@
 use super::{ClientId, LaneId, LinkId, RailId};
 use crate::verbs::Gid;
 use crate::wire::LinkEnd;
-use lane::abi::{Cursor, Loc, TcpPos};
+use lane::abi::{Cursor, Epoch, Loc, TcpPos};
 use std::sync::Arc;
 
 /// Sizes and times. All of them may differ between the two ends; `first` must differ.
@@ -94,8 +94,8 @@ pub trait Tap: Send {
     /// The peer's sender has been granted a switch: bytes from TCP position `tcp_pos` on arrive on the ring, from cursor
     /// `start` on. None of them has been shown.
     fn up(&mut self, tcp_pos: TcpPos, start: Cursor);
-    /// It is on the ring already, by such a switch.
-    fn join(&mut self, tcp_pos: TcpPos, start: Cursor);
+    /// It is on the ring already, by such a switch, in this epoch.
+    fn join(&mut self, epoch: Epoch, tcp_pos: TcpPos, start: Cursor);
     /// How many bytes are wanted now? `None`: nobody reads along any more.
     fn room(&self) -> Option<usize>;
     /// These come next, and behind them `more` that are left out. The application has not been shown them yet.

@@ -24,7 +24,7 @@ impl<P: Provider> Pair<P> {
             if let Some(p) = self.clients.get(&lane.client) {
                 // (Our own word, of the switch that stands.)
                 let tcp_pos = p.memory.proxy().tx[lane.slot].up_tcp_pos.load(Relaxed);
-                tap.join(tcp_pos, i.start);
+                tap.join(i.epoch, tcp_pos, i.start);
             }
         }
         i.tap = Some(tap);

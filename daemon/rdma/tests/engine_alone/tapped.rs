@@ -2,7 +2,7 @@
 
 use crate::bench::*;
 use crate::sides::*;
-use lane::abi::{rx, Cursor, TcpPos};
+use lane::abi::{rx, Cursor, Epoch, TcpPos};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use underpass_rdma::wire::Body;
 #[derive(Clone, Debug, PartialEq)]
 enum Told {
     Up(u64, u64),
-    Join(u64, u64),
+    Join(Epoch, u64, u64),
     Arrived(u64, Vec<u8>, u64),
 }
 
@@ -33,8 +33,8 @@ impl Tap for Reads {
         self.say(Told::Up(tcp_pos.get(), start.get()));
     }
 
-    fn join(&mut self, tcp_pos: TcpPos, start: Cursor) {
-        self.say(Told::Join(tcp_pos.get(), start.get()));
+    fn join(&mut self, epoch: Epoch, tcp_pos: TcpPos, start: Cursor) {
+        self.say(Told::Join(epoch, tcp_pos.get(), start.get()));
     }
 
     fn room(&self) -> Option<usize> {
@@ -135,7 +135,7 @@ fn without_room() {
     let mut s = Side::new(Bench::new(config(true), 1));
     s.incoming();
     let page = tap(&mut s, Some(2));
-    assert_eq!(page.take(), [Told::Join(0, 0)]);
+    assert_eq!(page.take(), [Told::Join(e(1), 0, 0)]);
     s.says.head = c(3);
     s.snapshot_with(b"abc");
     assert_eq!(page.take(), [Told::Arrived(0, b"ab".to_vec(), 1)]);

@@ -66,6 +66,7 @@ fn name(
             let (pid, comm, netns) = (o.pid, o.comm.clone(), o.netns);
             let e = &mut all[i];
             (e.row.peer_pid, e.row.peer_comm, e.peer_netns) = (pid, comm, netns);
+            e.peer_here = true;
             continue;
         }
         let e = &mut all[i];
@@ -81,6 +82,7 @@ fn name(
             }
             Some((_, s)) if s.state == tcp::state::ESTABLISHED => {
                 e.row.peer_reason = Reason::NotAccepted.code();
+                e.peer_here = true;
             }
             // Closed by its program; the kernel is still ending the connection.
             Some(_) => {}
@@ -113,17 +115,23 @@ fn name_unmanaged(
     unmanaged: &HashMap<u32, bool>,
 ) {
     let holders = view::holders_of(&open.iter().map(|o| o.1).collect());
+    let reasons = all.iter().map(|e| (e.row.inode, e.row.reason));
+    let reasons: HashMap<u64, u32> = reasons.filter(|r| r.1 != 0).collect();
     for (i, inode, tells) in open {
         let Some(pids) = holders.get(inode) else {
             continue; // a process that we may not look at
         };
-        let row = &mut all[*i].row;
+        let e = &mut all[*i];
+        let row = &mut e.row;
         if let Some(pid) = pids.first() {
             row.peer_pid = *pid;
             row.peer_comm = proc::comm(*pid).unwrap_or_default();
         }
         if pids.iter().any(|p| ours.contains(p)) {
-            continue; // the socket is newer than our look at its process
+            // Its address was translated, or the socket is newer than our look at its process.
+            e.peer_here = true;
+            row.peer_reason = reasons.get(inode).copied().unwrap_or(row.peer_reason);
+            continue;
         }
         let bare = |p: &u32| unmanaged.get(p) == Some(&false);
         let reason = match pids.iter().all(bare) {
@@ -135,5 +143,6 @@ fn name_unmanaged(
             false => continue,
         };
         row.peer_reason = reason.code();
+        e.peer_here = reason == Reason::PeerNoShim;
     }
 }

@@ -10,7 +10,7 @@ use crate::clients::family::Family;
 use crate::clients::ids::ConnRef;
 use crossbeam::channel::{unbounded, Receiver, Sender};
 use lane::abi::{tx, Cursor, Epoch, TcpPos, EPOCHS};
-use lane::half::Memory;
+use lane::half::{Counted, Memory};
 use std::sync::atomic::{
     fence, AtomicUsize,
     Ordering::{Acquire, Relaxed, SeqCst},
@@ -30,6 +30,8 @@ pub(crate) struct Received {
     pub again: u64,
     /// Taken from rings of this lane.
     pub lane: u64,
+    /// What had been counted at the last readiness.
+    pub before: Counted,
 }
 
 /// Reads them.
@@ -52,6 +54,7 @@ impl Table for End {
             tcp: v.tcp_rx,
             again: v.rx_again,
             lane: v.lane_rx,
+            before: v.rx_before,
         })
     }
 }
@@ -77,9 +80,17 @@ impl Place {
     }
 }
 
+/// A switch by which a direction was on its ring when a capture of it began.
+#[derive(Clone, Copy, Debug)]
+struct Switch {
+    epoch: Epoch,
+    tcp_pos: TcpPos,
+    start: Cursor,
+}
+
 enum Arrived {
     Up(Cursor, Option<Place>),
-    Join(TcpPos, Cursor),
+    Join(Switch),
     Bytes(Cursor, Vec<u8>),
 }
 
@@ -137,8 +148,12 @@ impl<T: Table + Send> Tap for Tapped<T> {
         self.switch(Arrived::Up(start, place));
     }
 
-    fn join(&mut self, tcp_pos: TcpPos, start: Cursor) {
-        self.switch(Arrived::Join(tcp_pos, start));
+    fn join(&mut self, epoch: Epoch, tcp_pos: TcpPos, start: Cursor) {
+        self.switch(Arrived::Join(Switch {
+            epoch,
+            tcp_pos,
+            start,
+        }));
     }
 
     fn room(&self) -> Option<usize> {
@@ -163,7 +178,7 @@ pub(crate) struct Arrivals {
     waiting: Arc<AtomicUsize>,
     place: Option<Place>,
     /// The switch by which it was on the ring when this began, until its place is known.
-    joined: Option<(TcpPos, Cursor)>,
+    joined: Option<Switch>,
     /// Bytes that arrived since the last ones were shown, and could not be.
     lost: u64,
     /// What the application has taken of this epoch, when that was seen last.
@@ -231,8 +246,8 @@ impl Arrivals {
                 Arrived::Up(start, place) => {
                     (self.place, self.joined, self.read) = (place, None, start);
                 }
-                Arrived::Join(tcp_pos, start) => {
-                    (self.place, self.joined, self.read) = (None, Some((tcp_pos, start)), start);
+                Arrived::Join(s) => {
+                    (self.place, self.joined, self.read) = (None, Some(s), s.start);
                 }
                 Arrived::Bytes(at, bytes) => {
                     if let Some(by) = self.joined {
@@ -280,10 +295,26 @@ fn taken(m: &Memory<'_>, start: Cursor) -> Cursor {
     before.filter(|b| *b <= now).unwrap_or(start)
 }
 
-/// Where the bytes of a switch belong that the application may have taken some of. Its count follows its cursor, so one
-/// reading may be too small, and none is too large. `None`: it has taken the frame of the way down already, and
-/// counted that.
-fn place(m: &Memory<'_>, table: &impl Table, (tcp_pos, start): (TcpPos, Cursor)) -> Option<Place> {
+/// Where the bytes of a switch belong that the application may have taken some of. The receiver has noted what it had
+/// counted before that switch. `None`: it is ready for a later one.
+fn place(m: &Memory<'_>, table: &impl Table, by: Switch) -> Option<Place> {
+    let first = table.received()?.before;
+    fence(SeqCst);
+    let second = table.received()?.before;
+    if first.epoch == Epoch::NONE && second.epoch == Epoch::NONE {
+        return estimated(m, table, (by.tcp_pos, by.start));
+    }
+    let both = first.epoch == by.epoch && second.epoch == by.epoch;
+    both.then(|| Place::new(by.tcp_pos, by.start, first.again, first.ring))
+}
+
+/// The same for a shim of before December 2026, which notes nothing. Its count follows its cursor, so one reading may be
+/// too small, and none is too large. `None`: it has taken the frame of the way down already, and counted that.
+fn estimated(
+    m: &Memory<'_>,
+    table: &impl Table,
+    (tcp_pos, start): (TcpPos, Cursor),
+) -> Option<Place> {
     let (mut most, mut n): (Option<Place>, u32) = (None, 0);
     for _ in 0..ATTEMPTS {
         let before = taken(m, start);

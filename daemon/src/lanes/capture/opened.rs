@@ -120,8 +120,10 @@ impl Surroundings for Sender<'_> {
         let view = self.family.view(end.conn).filter(|v| v.gen == end.gen)?;
         Some(Ledger {
             lane: view.lane_tx,
+            tcp: view.tcp_tx,
             again: view.again,
             ups: view.ups,
+            before: view.tx_before,
         })
     }
 }

@@ -65,6 +65,12 @@ struct World {
     tcp: u64,
     again: u64,
     ups: u32,
+    /// What was counted at the last switch up, if this sender notes that: then it may die in the middle of a send, and
+    /// count that later.
+    before: Counted,
+    notes: bool,
+    /// On its way down, which it has not said.
+    drains: bool,
     /// Places of the chunk that are free: two for each size.
     free: Vec<Loc>,
 }
@@ -118,6 +124,9 @@ impl World {
             tcp: 500,
             again: 0,
             ups: 0,
+            before: Counted::default(),
+            notes: seed.is_multiple_of(2),
+            drains: false,
             free,
         };
         w.words[1].cursors[7].store(Cursor::new(w.cursor), Relaxed);
@@ -147,6 +156,8 @@ impl World {
     /// One step of the sender or of the reader.
     fn step(&mut self) {
         match self.seed.below(100) {
+            0..=19 if self.drains => self.is_down(),
+            _ if self.drains => self.read(),
             0..=44 if self.up => self.put(),
             45..=54 if self.up => self.publish(),
             55..=84 => self.read(),
@@ -181,6 +192,14 @@ impl World {
         self.ups += 1;
         self.up = true;
         self.begin = self.head;
+        self.counted = self.head - self.origin;
+        if self.notes {
+            self.before = Counted {
+                epoch: self.epoch,
+                again: self.again,
+                ring: self.counted,
+            };
+        }
         self.say(tx::UP);
     }
 
@@ -210,7 +229,9 @@ impl World {
     /// The end of a send.
     fn publish(&mut self) {
         self.store_head(self.head);
-        self.counted = self.head - self.origin;
+        if !self.notes || self.seed.below(2) == 0 {
+            self.counted = self.head - self.origin;
+        }
         self.begin = self.head;
     }
 
@@ -260,12 +281,23 @@ impl World {
     /// A frame, and the unread bytes once more. The reader goes on with the ring.
     fn down(&mut self) {
         self.publish();
-        self.say(tx::DOWNING);
+        // (It has the daemon's word, or none, that it is on its way.)
+        self.drains = self.seed.below(2) == 0;
+        if !self.drains {
+            self.say(tx::DOWNING);
+        }
         let repeated = 32 + self.head.saturating_sub(self.cursor.max(self.origin));
         self.tcp += repeated;
         self.again += repeated;
-        self.say(tx::DOWN);
         self.up = false;
+        if !self.drains {
+            self.is_down();
+        }
+    }
+
+    fn is_down(&mut self) {
+        self.drains = false;
+        self.say(tx::DOWN);
     }
 }
 
@@ -308,8 +340,10 @@ impl Surroundings for Around<'_> {
         let w = self.world.borrow();
         Some(Ledger {
             lane: w.counted,
+            tcp: w.tcp,
             again: w.again,
             ups: w.ups,
+            before: w.before,
         })
     }
 }

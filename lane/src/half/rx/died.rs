@@ -3,7 +3,7 @@
 
 use super::{mode, RxState};
 use crate::abi::TcpPos;
-use crate::half::Port;
+use crate::half::{Memory, Port};
 use crate::num;
 use crate::proto::frame::LEN;
 use crate::proto::reason::Reason;
@@ -11,8 +11,11 @@ use core::sync::atomic::Ordering::*;
 
 impl RxState {
     /// Called once, by the thread that takes over the lock. After an error the connection has to be reset.
-    pub fn holder_died(&self, remote: bool, port: &impl Port) -> Result<(), Reason> {
+    pub fn holder_died(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
         let mode = self.mode.load(Relaxed);
+        if matches!(mode, mode::RING | mode::LAST | mode::FIN) {
+            self.recount_ring(m);
+        }
         if mode == mode::TCP {
             return Ok(()); // native calls count themselves
         }
@@ -41,12 +44,21 @@ impl RxState {
                 }
                 self.got_len.store(num::low32(have % LEN as u64), Relaxed);
                 match have == LEN as u64 {
-                    true => self.framed(remote, &self.got_bytes()),
+                    true => self.framed(m.is_remote(), &self.got_bytes()),
                     false => Ok(()),
                 }
             }
             // As on TCP: what its call has taken is gone with it.
             _ => Ok(()),
+        }
+    }
+
+    /// It may have taken bytes off the ring that it had not counted yet.
+    fn recount_ring(&self, m: &Memory) {
+        let cursor = self.cursor.load(Relaxed);
+        if let Some(c) = self.baseline.before(self.epoch.load(Relaxed)) {
+            let here = cursor.saturating_since(m.peer_tx().up_start.load(Relaxed));
+            self.ring_bytes.store(c.ring.wrapping_add(here), Relaxed);
         }
     }
 }

@@ -12,6 +12,7 @@ use core::sync::atomic::Ordering::*;
 impl TxState {
     /// Called once, by the thread that takes over the lock. After an error the connection has to be reset.
     pub fn holder_died(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
+        self.recount_ring(m);
         if self.is_taken_over(m) {
             return Ok(()); // the daemon continues with it
         }
@@ -71,8 +72,19 @@ impl TxState {
         let up = m.own_tx().up_tcp_pos.load(Relaxed);
         let sent = kernel.checked_since(up).ok_or(Reason::Sync)?;
         let known = self.tcp_pos.load(Relaxed).since(up);
-        self.again.fetch_add(sent.saturating_sub(known), Relaxed);
         self.tcp_pos.store(up, Relaxed);
-        self.resume_as(what, sent, m.own_rx().takeover_at.load(Relaxed))
+        self.resume_as(what, sent, m.own_rx().takeover_at.load(Relaxed))?;
+        self.recount_again(m, sent.saturating_sub(known));
+        Ok(())
+    }
+
+    /// It may have put bytes on the ring, and published them, that it had not counted yet. (Off the ring its head stands
+    /// still.)
+    fn recount_ring(&self, m: &Memory) {
+        let head = self.head.load(Relaxed);
+        if let Some(c) = self.baseline.before(self.epoch.load(Relaxed)) {
+            let here = head.saturating_since(m.own_tx().up_start.load(Relaxed));
+            self.ring_bytes.store(c.ring.wrapping_add(here), Relaxed);
+        }
     }
 }

@@ -102,8 +102,8 @@ impl TxState {
             let tcp_pos = m.daemon().tcp_pos.load(Relaxed);
             // A frame, and what the ring has had.
             let put = tcp_pos.checked_since(self.tcp_pos.load(Relaxed));
-            self.again.fetch_add(put.unwrap_or(0), Relaxed);
             self.tcp_pos.store(tcp_pos, Relaxed);
+            self.recount_again(m, put.unwrap_or(0));
             self.error.put(num::signed(m.daemon().error.load(Relaxed)));
             self.downs.fetch_add(1, Relaxed);
             if m.is_remote() {
@@ -336,6 +336,20 @@ impl TxState {
         }
     }
 
+    /// For the end: `more` bytes were put on TCP since the switch up that it has not counted, and that are not the
+    /// application's, as all of this epoch.
+    pub(super) fn recount_again(&self, m: &Memory, more: u64) {
+        let up = m.own_tx().up_tcp_pos.load(Relaxed);
+        let here = self.tcp_pos.load(Relaxed).checked_since(up);
+        let before = self.baseline.before(self.epoch.load(Relaxed));
+        match (before, here) {
+            (Some(c), Some(n)) => self.again.store(c.again.wrapping_add(n), Relaxed),
+            _ => {
+                self.again.fetch_add(more, Relaxed);
+            }
+        }
+    }
+
     /// For the end, under the lock, when the daemon is gone: if the daemon had the direction, continues where it
     /// stopped. Afterwards the direction is on its way to TCP; on one node only if the daemon had it.
     /// `Err(Reason::InDoubt)`: nobody will answer the switch that was asked for.
@@ -352,7 +366,6 @@ impl TxState {
             let since = |tcp_pos| kernel.checked_since(tcp_pos).ok_or(Reason::Sync);
             let more = since(self.tcp_pos.load(Relaxed))?;
             let at = m.daemon().at.load(Relaxed);
-            self.again.fetch_add(more, Relaxed); // a frame, and what the ring has had
             self.reclaimed.store(epoch, Relaxed);
             let was = self.mode.load(Relaxed);
             match phase {
@@ -371,6 +384,7 @@ impl TxState {
                     self.downs.fetch_add(u32::from(was != mode::DRAIN), Relaxed);
                 }
             }
+            self.recount_again(m, more); // a frame, and what the ring has had
         }
         if self.mode.load(Relaxed) == mode::ASK && !self.has_answer(m) {
             return Err(Reason::InDoubt);

@@ -4,7 +4,7 @@
 use super::{mode, TxState};
 use crate::abi::{rx, tx, Epoch};
 use crate::half::mem::Memory;
-use crate::half::Port;
+use crate::half::{Counted, Port};
 use crate::prim::fence_after_rmw;
 use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
@@ -34,9 +34,15 @@ impl TxState {
         }
         self.peer_cursor.store(head, Relaxed);
         self.full_since_ms.store(0, Relaxed);
+        self.baseline.clear();
         let w = m.own_tx();
         w.up_tcp_pos.store(tcp_pos, Relaxed);
         w.up_start.store(head, Relaxed);
+        self.baseline.store(Counted {
+            epoch,
+            again: self.again.load(Relaxed),
+            ring: self.ring_bytes.load(Relaxed),
+        });
         self.say(m, port, epoch, tx::UP);
         if m.is_remote() {
             // The remote daemon does on its node what the rest of this function does: see `answered`.

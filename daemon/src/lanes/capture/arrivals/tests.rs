@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 
 const USES: u32 = 3;
+const EPOCH: Epoch = Epoch::base(USES).next();
 const SLOT: usize = 7;
 
 /// Says these one after the other, and the last one for ever.
@@ -15,7 +16,12 @@ struct Says(RefCell<VecDeque<Received>>);
 
 impl Says {
     fn all(all: &[(u64, u64, u64)]) -> Says {
-        let one = |&(tcp, again, lane)| Received { tcp, again, lane };
+        let one = |&(tcp, again, lane)| Received {
+            tcp,
+            again,
+            lane,
+            before: Counted::default(),
+        };
         Says(RefCell::new(all.iter().map(one).collect()))
     }
 }
@@ -153,12 +159,44 @@ fn what_has_no_room_is_missing() {
     assert_eq!(t.room(), None);
 }
 
-/// Who begins in the middle finds the place by what the receiver has counted, which follows its cursor.
+/// Who begins in the middle finds the place by what the receiver has noted when it declared itself ready, whatever it has
+/// counted or not counted since.
 #[test]
 fn who_joins_finds_the_place() {
+    let w = Words::new();
+    w.cursor(5200);
+    let says = |all: &[Epoch]| {
+        let (mut t, mut a) = tap(Says::all(&[]), USES);
+        t.join(EPOCH, pos(1000), at(5000));
+        t.arrived(at(5600), b"abc".to_vec(), 0);
+        w.head(5603);
+        let one = |&epoch| Received {
+            tcp: 1032,
+            again: 72,
+            lane: 321,
+            before: Counted {
+                epoch,
+                again: 40,
+                ring: 300,
+            },
+        };
+        let table = Says(RefCell::new(all.iter().map(one).collect()));
+        shown(&mut a, &w, &table).1
+    };
+    let there = [(1000 - 40 + 300 + 600, 0, b"abc".to_vec())];
+    assert_eq!(says(&[EPOCH]), there);
+    // It is ready for a later one already, or becomes so just now: perhaps the counts are that one's.
+    assert_eq!(says(&[EPOCH.next()]), []);
+    assert_eq!(says(&[EPOCH, EPOCH.next()]), []);
+    assert_eq!(says(&[Epoch::NONE, EPOCH]), []);
+}
+
+/// The same with a shim that notes nothing: what it has counted follows its cursor.
+#[test]
+fn who_joins_finds_the_place_of_an_older_shim() {
     let says = |w: &Words, all: &[(u64, u64, u64)]| {
         let (mut t, mut a) = tap(Says::all(&[]), USES);
-        t.join(pos(1000), at(5000));
+        t.join(EPOCH, pos(1000), at(5000));
         t.arrived(at(5600), b"abc".to_vec(), 0);
         w.head(5603);
         shown(&mut a, w, &Says::all(all)).1
@@ -188,7 +226,7 @@ fn who_joins_finds_the_place() {
 fn what_has_no_place_is_lost() {
     let w = Words::new();
     let (mut t, mut a) = tap(Says::all(&[(0, 0, 2)]), USES);
-    t.join(pos(1000), at(0));
+    t.join(EPOCH, pos(1000), at(0));
     t.arrived(at(0), b"ab".to_vec(), 0);
     w.head(2);
     let gone = Says::all(&[(1032, 32, 2)]);

@@ -1,0 +1,59 @@
+//! What a direction had counted when an epoch of it began.
+//!
+//! Within an epoch the application's bytes are on the ring, and TCP gets what is not the application's, or repeats
+//! the ring. So the cursor and the position on TCP say at any time what the counts of before the epoch have become: for
+//! whoever goes on after a process that died before it had counted, and for a daemon that looks at a connection in the
+//! middle of anything.
+
+use crate::abi::{AtomicEpoch, Epoch};
+use core::sync::atomic::{fence, AtomicU64, Ordering::*};
+
+/// These counts, in the family table. Written under the direction's lock. (Shims of before December 2026 leave it 0.)
+#[repr(C)]
+#[derive(Default)]
+pub struct Baseline {
+    epoch: AtomicEpoch,
+    again: AtomicU64,
+    ring: AtomicU64,
+}
+
+/// A copy of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// The epoch that began then.
+    pub epoch: Epoch,
+    /// Bytes on TCP that were not the application's, or were on a ring as well.
+    pub again: u64,
+    /// Bytes of this lane that were on rings.
+    pub ring: u64,
+}
+
+impl Baseline {
+    /// The words of a switch change, to which it belongs.
+    pub(super) fn clear(&self) {
+        self.epoch.store(Epoch::NONE, Relaxed);
+        fence(Release);
+    }
+
+    pub(super) fn store(&self, c: Counted) {
+        // (Whoever finds this epoch in two copies has found its counts in the first one.)
+        self.clear();
+        self.again.store(c.again, Relaxed);
+        self.ring.store(c.ring, Relaxed);
+        self.epoch.store(c.epoch, Release);
+    }
+
+    /// What it says now.
+    pub fn load(&self) -> Counted {
+        Counted {
+            epoch: self.epoch.load(Acquire), // pairs with the Release in `store`
+            again: self.again.load(Relaxed),
+            ring: self.ring.load(Relaxed),
+        }
+    }
+
+    /// The counts of before this epoch. `None`: nobody has noted them.
+    pub(super) fn before(&self, epoch: Epoch) -> Option<Counted> {
+        Some(self.load()).filter(|c| c.epoch == epoch)
+    }
+}
