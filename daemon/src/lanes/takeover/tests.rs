@@ -390,7 +390,8 @@ fn an_end_at_work() {
     l.send(1000);
     l.revoke();
     let conn = |f: &dyn Fn(&Conn)| f(l.conn(SENDS));
-    let works: [(&dyn Fn(&Conn), &dyn Fn(&Conn)); 4] = [
+    type Change<'a> = &'a dyn Fn(&Conn);
+    let works: [(Change, Change); 4] = [
         (&|c| c.tx.lock.store(1, Relaxed), &|c| {
             c.tx.lock.store(0, Relaxed)
         }),
