@@ -442,3 +442,21 @@ fn a_shutdown_just_behind_the_daemon() {
         }
     }
 }
+
+/// The end comes to its FIN while a daemon has the direction: the daemon brings the rest, unless it is gone.
+#[test]
+fn a_fin_beside_a_daemon() {
+    for orphaned in [false, true] {
+        let e = Alone::up(false);
+        let w = Beside::new(&e);
+        e.tcp.room.set(30);
+        assert_eq!(w.step(&mut w.begin()), Step::Again(1));
+        e.tcp.room.set(1000);
+        let fin = e.tx.come_to_fin(&e.memory(), &e.tcp, || orphaned);
+        let (want, on_tcp) = match orphaned {
+            true => (BeforeFin::OnTcp(None), 100),
+            false => (BeforeFin::ByDaemon, 30),
+        };
+        assert_eq!((fin, e.on_tcp()), (Ok(want), on_tcp));
+    }
+}
