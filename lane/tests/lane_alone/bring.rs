@@ -154,6 +154,11 @@ fn all_at_once() {
         // The end has not looked yet: it is not done once more.
         assert_eq!(w.step(&mut w.begin()), Step::NONE);
         assert_eq!((w.did(), w.phase()), (vec![], takeover::DONE));
+        // When it looks, it counts what it had not put on TCP itself: all of it was on the ring before.
+        e.tx.look(&e.memory(), &e.tcp).unwrap();
+        assert_eq!(e.mode(), mode::TCP);
+        assert_eq!(e.tx.tcp_pos.load(Relaxed).get(), 100);
+        assert_eq!(e.tx.again.load(Relaxed), 100);
     }
 }
 
@@ -266,6 +271,9 @@ fn counts_that_are_others() {
         };
         assert_eq!((w.did(), w.phase()), (did.to_vec(), takeover::DONE));
         assert_eq!((e.on_tcp(), b.holds()), (30, false));
+        // The end has not looked, and its state is what it was.
+        assert_eq!(w.step(&mut w.begin()), Step::NONE);
+        assert_eq!(w.did(), Vec::<&str>::new());
     }
 }
 
