@@ -149,6 +149,21 @@ mod order {
     use super::*;
     use std::cell::RefCell;
 
+    /// Nobody rings for a thread that is awake again; for another one that sleeps, all do.
+    #[test]
+    fn of_two_sleepers() {
+        let (seq, sleepers) = (AtomicU32::new(0), AtomicU32::new(0));
+        let rings = || publish(&seq, &sleepers);
+        assert!(!rings());
+        (0..2).for_each(|_| fall_asleep(&sleepers));
+        assert!(rings());
+        wake_up(&sleepers);
+        assert!(rings());
+        wake_up(&sleepers);
+        assert!(!rings());
+        assert_eq!(counter(&seq), 4);
+    }
+
     /// It looks when it has entered, and sleeps when there is nothing new.
     #[test]
     fn of_a_rest() {

@@ -154,6 +154,11 @@ fn all_at_once() {
         // The end has not looked yet: it is not done once more.
         assert_eq!(w.step(&mut w.begin()), Step::NONE);
         assert_eq!((w.did(), w.phase()), (vec![], takeover::DONE));
+        // When it looks, it counts what it had not put on TCP itself: all of it was on the ring before.
+        e.tx.look(&e.memory(), &e.tcp).unwrap();
+        assert_eq!(e.mode(), mode::TCP);
+        assert_eq!(e.tx.tcp_pos.load(Relaxed).get(), 100);
+        assert_eq!(e.tx.again.load(Relaxed), 100);
     }
 }
 
@@ -266,6 +271,9 @@ fn counts_that_are_others() {
         };
         assert_eq!((w.did(), w.phase()), (did.to_vec(), takeover::DONE));
         assert_eq!((e.on_tcp(), b.holds()), (30, false));
+        // The end has not looked, and its state is what it was.
+        assert_eq!(w.step(&mut w.begin()), Step::NONE);
+        assert_eq!(w.did(), Vec::<&str>::new());
     }
 }
 
@@ -440,5 +448,23 @@ fn a_shutdown_just_behind_the_daemon() {
             all(&mut b);
             assert_eq!(w.did(), ["copies", "shuts", "closes"]);
         }
+    }
+}
+
+/// The end comes to its FIN while a daemon has the direction: the daemon brings the rest, unless it is gone.
+#[test]
+fn a_fin_beside_a_daemon() {
+    for orphaned in [false, true] {
+        let e = Alone::up(false);
+        let w = Beside::new(&e);
+        e.tcp.room.set(30);
+        assert_eq!(w.step(&mut w.begin()), Step::Again(1));
+        e.tcp.room.set(1000);
+        let fin = e.tx.come_to_fin(&e.memory(), &e.tcp, || orphaned);
+        let (want, on_tcp) = match orphaned {
+            true => (BeforeFin::OnTcp(None), 100),
+            false => (BeforeFin::ByDaemon, 30),
+        };
+        assert_eq!((fin, e.on_tcp()), (Ok(want), on_tcp));
     }
 }

@@ -107,6 +107,7 @@ fn a_way_down_that_only_a_daemon_had_begun() {
         assert_eq!(*e.tcp.out.borrow(), bytes(0, 100));
         assert_eq!(e.tx.tcp_pos.load(Relaxed).get(), 100);
         assert_eq!(e.tx.downs.load(Relaxed), 1, "{more}");
+        assert_eq!(e.tx.again.load(Relaxed), 100, "the ring has had it all");
     }
 }
 
