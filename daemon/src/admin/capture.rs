@@ -20,6 +20,10 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use underpass_admin::{proc, Response, Target};
 
+/// Lanes within the node go on without a daemon, and the next one is not given their memory.
+const INHERITED: &str = "that lane is older than this daemon, which has no part in it: \
+     `underpass down` and `underpass up` of the connection make a new one";
+
 /// A capture that may begin.
 pub(super) struct Begun {
     caller: Caller,
@@ -62,6 +66,13 @@ pub(super) async fn begin(
             return Err(refused.into());
         }
         *of = Some(watched);
+    }
+    if let [Some(first), second @ Some(_)] = &ends {
+        let core = shared.borrow();
+        let known = core.captured(first, second.as_ref(), &mut None, |_| true);
+        if end.row.up != "none" && known.is_none() {
+            return Err(INHERITED.into());
+        }
     }
     let pids: HashSet<u32> = here.iter().flat_map(|e| e.row.pids.clone()).collect();
     let uid = caller.uid;

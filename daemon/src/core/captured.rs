@@ -154,7 +154,7 @@ impl<V: Provider> Core<V> {
     pub fn along(&self, who: ConnRef) -> Option<(Along, Arc<Family>)> {
         let watched = self.watched((who.client, who.conn, who.gen))?;
         let lane = self.captured(&watched, None, &mut None, |_| true)?;
-        Some((Along::new(lane, [0; 2])?, watched.family))
+        Some((Along::new(lane)?, watched.family))
     }
 }
 

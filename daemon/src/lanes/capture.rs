@@ -37,7 +37,7 @@ const ATTEMPTS: u32 = 64;
 /// What the sender's table says of its bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ledger {
-    /// Sent over this lane.
+    /// Sent over lanes.
     pub lane: u64,
     /// Sent on TCP.
     pub tcp: u64,
@@ -82,15 +82,12 @@ impl Run {
 pub(crate) struct Follower {
     /// Base of the epochs of this use.
     base: Epoch,
-    /// Bytes that the application sent over its former lanes while they were captured.
-    former: u64,
-    /// Head when the lane was new.
-    origin: Option<Cursor>,
     epoch: Option<Epoch>,
     start: Cursor,
-    /// Position on TCP at which this epoch begins, and bytes of the application before that.
+    /// Position on TCP at which this epoch begins, and bytes of the application before that: on TCP, and on rings.
     up_tcp_pos: TcpPos,
     tcp: u64,
+    ring: u64,
     /// Up to where everything is copied, or lost.
     copied: Cursor,
     /// Up to where everything is shown, or lost.
@@ -109,15 +106,14 @@ pub(crate) enum Look {
 
 impl Follower {
     /// `uses`: how often the slot was used before.
-    pub(crate) fn new(uses: u32, former: u64) -> Follower {
+    pub(crate) fn new(uses: u32) -> Follower {
         Follower {
             base: Epoch::base(uses),
-            former,
-            origin: None,
             epoch: None,
             start: Cursor::default(),
             up_tcp_pos: TcpPos::default(),
             tcp: 0,
+            ring: 0,
             copied: Cursor::default(),
             shown: Cursor::default(),
             runs: VecDeque::new(),
@@ -131,14 +127,8 @@ impl Follower {
 
     /// Where the byte at this cursor is in the stream of the application.
     fn place(&self, at: Cursor) -> u64 {
-        let lane = at.saturating_since(self.origin.unwrap_or(self.start));
-        self.former.wrapping_add(self.tcp).wrapping_add(lane)
-    }
-
-    /// All bytes that the application has sent over lanes, as far as this one knows.
-    pub(crate) fn sent_over_lanes(&self) -> u64 {
-        let lane = self.origin.map_or(0, |o| self.copied.saturating_since(o));
-        self.former.wrapping_add(lane)
+        let before = self.tcp.wrapping_add(self.ring);
+        before.wrapping_add(at.saturating_since(self.start))
     }
 
     /// Is it on the ring, and since which epoch?
@@ -200,7 +190,7 @@ impl Follower {
         let before = self.before(m, epoch, around, (tcp, start));
         fence(SeqCst); // the words before, and then whether they were this epoch's
         let same = w.state.load(Acquire) == TxWord::new(epoch, tx::UP);
-        let (Some((again, origin)), true) = (before, same) else {
+        let (Some((again, ring)), true) = (before, same) else {
             return false;
         };
         match self.epoch {
@@ -223,16 +213,16 @@ impl Follower {
                 self.copied = start;
             }
         }
-        self.origin = Some(origin);
         self.epoch = Some(epoch);
         self.start = start;
         self.up_tcp_pos = tcp;
         self.tcp = tcp.get().saturating_sub(again);
+        self.ring = ring;
         true
     }
 
-    /// What TCP had that was not the application's when this epoch began, and the head of the slot when the lane was
-    /// new. The sender notes both before it says that it is up; what it counts now may be ahead of that (a frame, what it
+    /// What TCP had that was not the application's when this epoch began, and how many bytes rings had had: of this lane, and of
+    /// those before it. The sender notes both before it says that it is up; what it counts now may be ahead of that (a frame, what it
     /// repeats of the ring), or behind the head (a process was killed within a send).
     fn before(
         &self,
@@ -240,16 +230,19 @@ impl Follower {
         epoch: Epoch,
         around: &impl Surroundings,
         (tcp, start): (TcpPos, Cursor),
-    ) -> Option<(u64, Cursor)> {
+    ) -> Option<(u64, u64)> {
         let now = around.ledger()?;
         if now.before.epoch == epoch {
-            return Some((now.before.again, start.back(now.before.ring)));
+            return Some((now.before.again, now.before.ring));
         }
         // A shim of before December 2026 notes nothing: as long as its position on TCP is that of the switch, nothing was
         // put there since.
-        let origin = self.origin.or_else(|| origin(m, around, now, start))?;
+        let ring = match self.epoch {
+            Some(_) => self.ring.wrapping_add(start.saturating_since(self.start)),
+            None => counted(m, around, now, start)?,
+        };
         fence(SeqCst);
-        (around.ledger()?.tcp == tcp.get()).then_some((now.again, origin))
+        (around.ledger()?.tcp == tcp.get()).then_some((now.again, ring))
     }
 
     /// Forgets what lies from this cursor on: it was published, and counts as not sent.
@@ -432,33 +425,33 @@ impl Follower {
     }
 }
 
-/// Head of the slot when the lane was new: what the sender has counted since then lies between. It counts behind the
-/// publish, so one reading may be too large, and none is too small.
-fn origin(
+/// How many bytes rings had had when this epoch began, by what is counted now. It counts behind the publish, so one reading
+/// may be too small, and none is too large.
+fn counted(
     m: &Memory<'_>,
     around: &impl Surroundings,
     ledger: Ledger,
     start: Cursor,
-) -> Option<Cursor> {
+) -> Option<u64> {
     // (To another node, a switch counts when it is granted.)
     if ledger.ups == u32::from(!m.is_remote()) {
-        return Some(start); // the first bytes of this lane
+        return Some(0); // the first bytes of all
     }
-    let (mut least, mut n): (Option<Cursor>, u32) = (None, 0);
+    let (mut most, mut n): (Option<u64>, u32) = (None, 0);
     for _ in 0..ATTEMPTS {
         let head = m.own_head().load(Acquire);
-        let counted = around.ledger()?.lane;
+        let all = around.ledger()?.lane;
         fence(SeqCst);
-        let new = head.back(counted);
+        let new = all.saturating_sub(head.saturating_since(start));
         if m.own_head().load(Acquire) == head {
-            least = Some(least.map_or(new, |l| l.min(new)));
+            most = most.max(Some(new));
             n += 1;
         }
         if n == READINGS {
             break;
         }
     }
-    least
+    most
 }
 
 #[cfg(test)]

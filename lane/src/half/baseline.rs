@@ -24,7 +24,7 @@ pub struct Counted {
     pub epoch: Epoch,
     /// Bytes on TCP that were not the application's, or were on a ring as well.
     pub again: u64,
-    /// Bytes of this lane that were on rings.
+    /// Bytes that were on rings, of this lane and of those before it.
     pub ring: u64,
 }
 

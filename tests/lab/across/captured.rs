@@ -298,7 +298,9 @@ pub fn a_capture_through_cuts_and_a_restart(lab: &mut Lab) -> Result<()> {
                 .filter(|c| c.contains("missing"))
                 .collect();
             println!("{}, {port}: {marks:?}", file.display());
-            ensure!(marks.len() == gaps, "{gaps} gaps: {marks:?}");
+            // (On a busy host a direction is on TCP for a moment now and then.)
+            let tcp = marks.iter().all(|m| m.contains("they went over TCP"));
+            ensure!(tcp && marks.len() >= gaps, "{gaps} gaps: {marks:?}");
         }
     }
     c.no_resets()

@@ -94,8 +94,6 @@ pub(super) struct Reader {
     asked: Option<Instant>,
     alive: [bool; 2],
     followed: Option<Along>,
-    /// Bytes that each end sent over lanes before this one, while they were captured.
-    former: [u64; 2],
     /// Where what each end has sent, as far as it was shown, ends.
     shown: [u64; 2],
     /// Bytes that the tool had no room for since its last ones.
@@ -125,7 +123,6 @@ impl Reader {
             asked: None,
             alive: [true; 2],
             followed: None,
-            former: [0; 2],
             shown: [0; 2],
             dropped: [0; 2],
             told: None,
@@ -231,15 +228,7 @@ impl Reader {
         self.firsts = [files.firsts[side], files.firsts[1 - side]];
         if !self.followed.as_mut().is_some_and(|f| f.grow(files)) {
             self.look(); // what came last on the former one
-            self.leave();
-            self.followed = Along::new(lane, self.former);
-        }
-    }
-
-    /// The lane is over.
-    fn leave(&mut self) {
-        if let Some(f) = self.followed.take() {
-            self.former = f.over_lanes();
+            self.followed = Along::new(lane);
         }
     }
 
@@ -253,7 +242,7 @@ impl Reader {
             seen = f.look(tables, 1 - self.asker, &mut |end, p| found[end].push(p));
         }
         if seen.over {
-            self.leave();
+            self.followed = None;
         }
         self.tell(seen.up);
         for end in [self.asker, 1 - self.asker] {

@@ -44,21 +44,18 @@ pub struct Seen {
 }
 
 impl Along {
-    /// `former`: bytes that each end sent over lanes before this one, while they were captured. `None`: no memory.
-    pub fn new(lane: Lane, former: [u64; 2]) -> Option<Along> {
+    /// `None`: no memory.
+    pub fn new(lane: Lane) -> Option<Along> {
         let Lane {
             files,
             side,
             arrivals,
         } = lane;
         let (uses, remote) = (files.uses, files.remote);
-        let read = |former| Some(Way::Read(Follower::new(uses, former)));
+        let read = || Some(Way::Read(Follower::new(uses)));
         let ways = match remote {
-            false => former.map(read),
-            true => [
-                read(former[0]),
-                arrivals.map(|a| Way::Told(a.after(former[1]))),
-            ],
+            false => [read(), read()],
+            true => [read(), arrivals.map(Way::Told)],
         };
         Some(Along {
             lane: OpenLane::new(files)?,
@@ -79,15 +76,6 @@ impl Along {
             self.lane.grow(now.clone());
         }
         same
-    }
-
-    /// Bytes that each end has sent over lanes while they were captured.
-    pub fn over_lanes(&self) -> [u64; 2] {
-        self.ways.each_ref().map(|w| match w {
-            Some(Way::Read(f)) => f.sent_over_lanes(),
-            Some(Way::Told(a)) => a.over_lanes(),
-            None => 0,
-        })
     }
 
     /// Bytes that were copied and not shown.

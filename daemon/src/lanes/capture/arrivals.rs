@@ -28,7 +28,7 @@ pub(crate) struct Received {
     /// Taken from TCP, and of those what is not the application's, or came on a ring as well.
     pub tcp: u64,
     pub again: u64,
-    /// Taken from rings of this lane.
+    /// Taken from rings.
     pub lane: u64,
     /// What had been counted at the last readiness.
     pub before: Counted,
@@ -63,10 +63,8 @@ impl Table for End {
 #[derive(Clone, Copy, Debug)]
 struct Place {
     start: Cursor,
-    /// Where the byte at `start` is in the stream; bytes of former lanes are not counted.
+    /// Where the byte at `start` is in the stream.
     at: u64,
-    /// Bytes that this lane had carried before.
-    lane: u64,
 }
 
 impl Place {
@@ -75,7 +73,6 @@ impl Place {
         Place {
             start,
             at: tcp.wrapping_add(lane),
-            lane,
         }
     }
 }
@@ -89,7 +86,7 @@ struct Switch {
 }
 
 enum Arrived {
-    Up(Cursor, Option<Place>),
+    Up(Option<Place>),
     Join(Switch),
     Bytes(Cursor, Vec<u8>),
 }
@@ -145,7 +142,7 @@ impl<T: Table + Send> Tap for Tapped<T> {
         // still, but for the plain bytes before the switch. (One read of a table, in memory.)
         let place = self.table.received();
         let place = place.map(|r| Place::new(tcp_pos, start, r.again, r.lane));
-        self.switch(Arrived::Up(start, place));
+        self.switch(Arrived::Up(place));
     }
 
     fn join(&mut self, epoch: Epoch, tcp_pos: TcpPos, start: Cursor) {
@@ -172,8 +169,6 @@ impl<T: Table + Send> Tap for Tapped<T> {
 /// The capture's end.
 pub(crate) struct Arrivals {
     base: Epoch,
-    /// Bytes that the application received over its former lanes while they were captured.
-    former: u64,
     from: Receiver<Message>,
     waiting: Arc<AtomicUsize>,
     place: Option<Place>,
@@ -181,8 +176,6 @@ pub(crate) struct Arrivals {
     joined: Option<Switch>,
     /// Bytes that arrived since the last ones were shown, and could not be.
     lost: u64,
-    /// What the application has taken of this epoch, when that was seen last.
-    read: Cursor,
 }
 
 /// Both ends of it. `uses`: how often the slot was used before.
@@ -199,33 +192,20 @@ pub(crate) fn tap<T: Table>(table: T, uses: u32) -> (Tapped<T>, Arrivals) {
     };
     let arrivals = Arrivals {
         base: Epoch::base(uses),
-        former: 0,
         from,
         waiting,
         place: None,
         joined: None,
         lost: 0,
-        read: Cursor::default(),
     };
     (tapped, arrivals)
 }
 
 impl Arrivals {
-    /// Bytes of former lanes lie before those of this one.
-    pub(crate) fn after(self, former: u64) -> Arrivals {
-        Arrivals { former, ..self }
-    }
-
     /// Is it on the ring?
     pub(crate) fn is_up(&self, m: &Memory<'_>) -> bool {
         let state = m.own_tx().state.load(Acquire);
         state.phase() == tx::UP && state.epoch().since(self.base) < EPOCHS
-    }
-
-    /// All bytes that the application has received over lanes, as far as this one knows.
-    pub(crate) fn over_lanes(&self) -> u64 {
-        let of = |p: Place| p.lane.wrapping_add(self.read.saturating_since(p.start));
-        self.former.wrapping_add(self.place.map_or(0, of))
     }
 
     /// Shows what has arrived. `m`: the words of the direction, of which the sender's are those that this node's daemon
@@ -243,12 +223,8 @@ impl Arrivals {
             let Message(what, lost) = message;
             self.lost = self.lost.saturating_add(lost);
             match what {
-                Arrived::Up(start, place) => {
-                    (self.place, self.joined, self.read) = (place, None, start);
-                }
-                Arrived::Join(s) => {
-                    (self.place, self.joined, self.read) = (None, Some(s), s.start);
-                }
+                Arrived::Up(place) => (self.place, self.joined) = (place, None),
+                Arrived::Join(s) => (self.place, self.joined) = (None, Some(s)),
                 Arrived::Bytes(at, bytes) => {
                     if let Some(by) = self.joined {
                         self.place = place(m, table, by);
@@ -263,9 +239,6 @@ impl Arrivals {
         if state.epoch().since(self.base) >= EPOCHS {
             return Look::Over;
         }
-        if let Some(p) = self.place {
-            self.read = self.read.max(taken(m, p.start));
-        }
         Look::Moved(any)
     }
 
@@ -275,7 +248,7 @@ impl Arrivals {
             Some(p) => {
                 let at = p.at.wrapping_add(at.saturating_since(p.start));
                 show(Piece {
-                    at: self.former.wrapping_add(at),
+                    at,
                     lost: std::mem::take(&mut self.lost),
                     bytes,
                 });

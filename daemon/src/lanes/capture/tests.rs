@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 /// A sender that takes back and sends again what nobody can show: what is held has few pieces, and no more memory than bytes.
 #[test]
 fn pieces_are_bounded() {
-    let mut f = Follower::new(USES, 0);
+    let mut f = Follower::new(USES);
     for k in 0..5_000u64 {
         let bytes = vec![0; lane::num::size(COPIED_MAX)];
         f.hold(Run {
@@ -41,6 +41,9 @@ impl Seed {
 
 const CHUNK: usize = 2 << 20;
 const USES: u32 = 3;
+/// Bytes on TCP before the lane, and on one before it.
+const ON_TCP: u64 = 500;
+const EARLIER: u64 = 300;
 
 struct World {
     seed: Seed,
@@ -108,10 +111,10 @@ impl World {
             seed: Seed(seed * 2_654_435_761 + 1),
             words: [control(), control()],
             chunk: vec![0xEE; CHUNK],
-            stream: vec![0; 500],
+            stream: vec![0; (ON_TCP + EARLIER) as usize],
             head: 70_000,
             published: 70_000,
-            counted: 0,
+            counted: EARLIER,
             cursor: 12_345,
             begin: 70_000,
             origin: 70_000,
@@ -121,9 +124,9 @@ impl World {
             seq: 6,
             up: false,
             epoch: Epoch::base(USES),
-            tcp: 500,
+            tcp: ON_TCP,
             again: 0,
-            ups: 0,
+            ups: 1,
             before: Counted::default(),
             notes: seed.is_multiple_of(2),
             drains: false,
@@ -192,7 +195,7 @@ impl World {
         self.ups += 1;
         self.up = true;
         self.begin = self.head;
-        self.counted = self.head - self.origin;
+        self.counted = EARLIER + self.head - self.origin;
         if self.notes {
             self.before = Counted {
                 epoch: self.epoch,
@@ -230,7 +233,7 @@ impl World {
     fn publish(&mut self) {
         self.store_head(self.head);
         if !self.notes || self.seed.below(2) == 0 {
-            self.counted = self.head - self.origin;
+            self.counted = EARLIER + self.head - self.origin;
         }
         self.begin = self.head;
     }
@@ -358,7 +361,7 @@ fn follow(seed: u64, busy: u64, between: u64) -> (u64, u64, u64) {
         busy,
         copies: Cell::new(0),
     };
-    let mut f = Follower::new(USES, 0);
+    let mut f = Follower::new(USES);
     let mut shown: Vec<Piece> = Vec::new();
     for _ in 0..1000 {
         let n = 1 + world.borrow_mut().seed.below(between);
@@ -425,7 +428,7 @@ fn what_may_be_written_again_is_not_believed() {
         busy: 0,
         copies: Cell::new(0),
     };
-    let mut f = Follower::new(USES, 0);
+    let mut f = Follower::new(USES);
     let mut shown: Vec<Piece> = Vec::new();
     world.borrow_mut().go_up();
     f.look(&m, &around, &mut |p| shown.push(p));
@@ -446,7 +449,10 @@ fn what_may_be_written_again_is_not_believed() {
     let w = world.borrow();
     let whole = w.published + UNPUBLISHED_MAX - size;
     let lost = whole - w.origin;
-    assert_eq!((shown[0].at, shown[0].lost), (500 + lost, lost));
+    assert_eq!(
+        (shown[0].at, shown[0].lost),
+        (ON_TCP + EARLIER + lost, lost)
+    );
     for p in &shown {
         let at = p.at as usize;
         assert!(w.stream[at..at + p.bytes.len()] == p.bytes, "at {at}");
@@ -465,12 +471,12 @@ fn a_switch_that_is_asked_for_twice() {
         busy: 0,
         copies: Cell::new(0),
     };
-    let mut f = Follower::new(USES, 0);
+    let mut f = Follower::new(USES);
     let mut shown: Vec<Piece> = Vec::new();
     let mut look = || f.look(&m, &around, &mut |p| shown.push(p));
     let ask = || {
         let mut w = world.borrow_mut();
-        (w.up, w.ups) = (true, 0); // not granted yet
+        (w.up, w.ups) = (true, 1); // not granted yet
         let t = &w.words[0].tx[7];
         t.up_tcp_pos.store(lane::abi::TcpPos::new(w.tcp), Relaxed);
         t.up_start.store(Cursor::new(w.head), Relaxed);
@@ -485,13 +491,13 @@ fn a_switch_that_is_asked_for_twice() {
     ask();
     look();
     let mut w = world.borrow_mut();
-    w.ups = 1;
+    w.ups = 2;
     w.put();
     w.publish();
     drop(w);
     look();
     let w = world.borrow();
-    assert_eq!(shown.first().map(|p| p.at), Some(w.tcp));
+    assert_eq!(shown.first().map(|p| p.at), Some(w.tcp + EARLIER));
     for p in &shown {
         let at = p.at as usize;
         assert!(w.stream[at..at + p.bytes.len()] == p.bytes, "at {at}");
@@ -517,7 +523,7 @@ fn words_that_cannot_be_do_no_harm() {
         let mut words = [control(), control()];
         let areas = areas(&mut words);
         let m = Memory::new(&areas[0], &areas[1], 7).unwrap();
-        let mut f = Follower::new(0, u64::MAX);
+        let mut f = Follower::new(0);
         for _ in 0..50 {
             let mut any = |mild: u64| match seed.below(4) {
                 0 => u64::MAX - seed.below(100_000),
@@ -562,7 +568,7 @@ fn a_slot_that_is_used_again_is_somebody_elses() {
         (USES - 1, Look::Over),
         (USES + 1, Look::Over),
     ] {
-        let found = Follower::new(uses, 0).look(&m, &around, &mut |_| panic!("nothing"));
+        let found = Follower::new(uses).look(&m, &around, &mut |_| panic!("nothing"));
         assert_eq!(found, is);
     }
 }
