@@ -306,6 +306,12 @@ fn memory(c: &Cluster) -> Result<()> {
         left.is_ok_and(|s| s.is_empty())
     };
     until("all pods are gone", ALL_START, gone)?;
+    // (The API forgets pods before the runtime has ended all of them.)
+    let ended = || {
+        let processes = Scrape::make(c).and_then(|s| s.value("underpass_processes"));
+        processes.is_ok_and(|n| n <= 1.0)
+    };
+    until("their programs have ended", ALL_START, ended)?;
     report(c, 0)
 }
 

@@ -41,7 +41,7 @@ impl<V: Provider> Core<V> {
         });
         self.lookup.remote.retain_mut(|f| {
             f.tries += 1;
-            f.tries <= if f.asked.hurry { TRIES } else { TRIES_ASKED }
+            f.tries <= if f.asked.register { TRIES } else { TRIES_ASKED }
         });
         let remote: Vec<Asked> = self.lookup.remote.iter().map(|f| f.asked).collect();
         for who in tell {
@@ -66,7 +66,7 @@ impl<V: Provider> Core<V> {
             }
         }
         for (asked, f) in found.remote {
-            if let Some(f) = f.ask.filter(|_| asked.hurry) {
+            if let Some(f) = f.ask.filter(|_| asked.register) {
                 self.command(f.client, f.conn, f.gen, f.op);
             }
             // Only one node asks about a connection, the one that the address of its peer belongs to.

@@ -285,7 +285,7 @@ mod tests {
             local,
             peer,
             certain,
-            hurry: true,
+            register: true,
         }
     }
 

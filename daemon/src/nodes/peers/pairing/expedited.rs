@@ -26,7 +26,7 @@ pub struct Asked {
     pub peer: SocketAddr,
     pub certain: bool,
     /// The program's shim is asked to register.
-    pub hurry: bool,
+    pub register: bool,
 }
 
 /// An end waits this long before the node of its other end is asked why, then twice as long each time (128 s at most); so often, if
@@ -93,7 +93,7 @@ impl Pairing {
         &mut self,
         node: &Name,
         (local, peer): (SocketAddr, SocketAddr),
-        hurry: bool,
+        register: bool,
         out: &mut Vec<Out>,
     ) {
         match self.directory.owner(peer.ip()) {
@@ -116,7 +116,7 @@ impl Pairing {
             local: normal(local),
             peer: normal(peer),
             certain,
-            hurry,
+            register,
         };
         out.push(Out::Expedited(node.clone(), asked));
     }

@@ -23,7 +23,7 @@ fn an_end_in_a_expedited_is_told_where_its_other_end_may_be() {
             local,
             peer,
             certain,
-            hurry: true,
+            register: true,
         };
         ("a".into(), asked)
     };
@@ -131,7 +131,7 @@ fn who_waits_asks() {
     assert_eq!(tick(&mut net, 1), 0, "most find their other end at once");
     assert_eq!(tick(&mut net, 1), 1);
     let (from, asked) = net.nodes[1].asked[0].clone();
-    assert!(&*from == "a" && asked.certain && !asked.hurry);
+    assert!(&*from == "a" && asked.certain && !asked.register);
     assert_eq!(asked.local, "10.2.0.7:80".parse().unwrap());
     assert_eq!(tick(&mut net, 3), 1);
     assert_eq!(tick(&mut net, 1), 2);
