@@ -21,8 +21,8 @@ use tokio::sync::mpsc;
 use underpass_admin::{proc, Response, Target};
 
 /// Lanes within the node go on without a daemon, and the next one is not given their memory.
-const INHERITED: &str = "that lane is older than this daemon, which has no part in it: \
-     `underpass down` and `underpass up` of the connection make a new one";
+const INHERITED: &str =
+    "that lane is older than this daemon, which has no part in it; new connections can be captured";
 
 /// A capture that may begin.
 pub(super) struct Begun {
