@@ -389,8 +389,9 @@ fn an_end_at_work() {
     let mut l = Lane::up();
     l.send(1000);
     l.revoke();
-    let conn = |f: &dyn Fn(&Conn)| f(l.conn(SENDS));
-    let works: [(&dyn Fn(&Conn), &dyn Fn(&Conn)); 4] = [
+    type Change = dyn Fn(&Conn);
+    let conn = |f: &Change| f(l.conn(SENDS));
+    let works: [(&Change, &Change); 4] = [
         (&|c| c.tx.lock.store(1, Relaxed), &|c| {
             c.tx.lock.store(0, Relaxed)
         }),
