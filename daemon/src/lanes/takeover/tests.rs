@@ -174,11 +174,8 @@ impl Lane {
         lane.tx().set_tag(TAG);
         lane.rx().attach(&lane.memory(1), Epoch::base(0), TAG);
         assert!(lane.rx().declare_ready(&lane.memory(1), &lane.port()));
-        assert_eq!(
-            lane.tx().try_up(&lane.memory(0), &lane.port()),
-            Ok(true),
-            "on the ring"
-        );
+        let up = lane.tx().try_up(&lane.memory(0), &lane.port());
+        assert_eq!(up, Ok(true));
         lane
     }
 
@@ -220,11 +217,8 @@ impl Lane {
             iov_base: bytes.as_ptr().cast_mut().cast(),
             iov_len: n,
         };
-        let went = self.tx().send(
-            &self.memory(0),
-            &self.port(),
-            &mut Iov::new(std::slice::from_ref(&iov)),
-        );
+        let mut iov = Iov::new(std::slice::from_ref(&iov));
+        let went = self.tx().send(&self.memory(0), &self.port(), &mut iov);
         assert_eq!(went, Sent::Bytes(n));
         self.sent += n;
     }
