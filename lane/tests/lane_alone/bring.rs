@@ -402,8 +402,8 @@ fn impossible_words() {
         ),
         (
             |e| {
-                let far = Loc { chunk: 9, ..RING };
-                e.ours().tx[L].loc[0].store(far.word(), Relaxed);
+                let none = Loc { chunk: 9, ..RING };
+                e.ours().tx[L].loc[0].store(none.word(), Relaxed);
             },
             Reason::Internal,
         ),

@@ -174,11 +174,8 @@ impl Lane {
         lane.tx().set_tag(TAG);
         lane.rx().attach(&lane.memory(1), Epoch::base(0), TAG);
         assert!(lane.rx().declare_ready(&lane.memory(1), &lane.port()));
-        assert_eq!(
-            lane.tx().try_up(&lane.memory(0), &lane.port()),
-            Ok(true),
-            "on the ring"
-        );
+        let up = lane.tx().try_up(&lane.memory(0), &lane.port());
+        assert_eq!(up, Ok(true));
         lane
     }
 
@@ -220,11 +217,8 @@ impl Lane {
             iov_base: bytes.as_ptr().cast_mut().cast(),
             iov_len: n,
         };
-        let went = self.tx().send(
-            &self.memory(0),
-            &self.port(),
-            &mut Iov::new(std::slice::from_ref(&iov)),
-        );
+        let mut iov = Iov::new(std::slice::from_ref(&iov));
+        let went = self.tx().send(&self.memory(0), &self.port(), &mut iov);
         assert_eq!(went, Sent::Bytes(n));
         self.sent += n;
     }
@@ -389,9 +383,9 @@ fn an_end_at_work() {
     let mut l = Lane::up();
     l.send(1000);
     l.revoke();
-    let conn = |f: &dyn Fn(&Conn)| f(l.conn(SENDS));
-    type Change<'a> = &'a dyn Fn(&Conn);
-    let works: [(Change, Change); 4] = [
+    type Change = dyn Fn(&Conn);
+    let conn = |f: &Change| f(l.conn(SENDS));
+    let works: [(&Change, &Change); 4] = [
         (&|c| c.tx.lock.store(1, Relaxed), &|c| {
             c.tx.lock.store(0, Relaxed)
         }),
