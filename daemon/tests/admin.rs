@@ -107,7 +107,7 @@ fn a_lane_to_another_node_is_smcr() {
     assert_eq!(r.rail, None);
     assert_eq!((&*row(&c2).mode, row(&c2).remote), ("SMCD", false));
     let r = row(&c3);
-    assert_eq!((&*r.mode, r.remote), ("TCP 0x0a00001b/0x00000000", true));
+    assert_eq!((&*r.mode, r.remote), ("TCP 0x0a00001b/0x0a00001b", true));
     // A flag without a lane means nothing.
     a.conn(remote).flags.fetch_and(!flag::LANE, Relaxed);
     let rows = d.rows();

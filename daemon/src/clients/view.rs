@@ -258,7 +258,7 @@ pub(crate) fn link_ends(all: &mut [Entry]) {
         all[i].row.peer_reason = match all[i].other {
             Some(o) => all[o].row.reason,
             // A lane to another node is attached here only when that node has agreed to it.
-            None if row.remote && row.reason == Reason::Ready.code() && row.peer_reason == 0 => {
+            None if row.remote && row.up == "none" && row.reason == Reason::Ready.code() => {
                 row.reason
             }
             None => row.peer_reason,
