@@ -298,7 +298,7 @@ fn build_step() -> Step {
         kind: Kind::Build,
         command: None,
         then: Vec::new(),
-        budget: 410,
+        budget: 380,
         skip: None,
     }
 }
@@ -376,7 +376,7 @@ fn integration(tree: &Tree, names: &[String]) -> Step {
         c.args(names);
         c
     };
-    let mut step = Step::new("integration", Kind::Tests, 690, build);
+    let mut step = Step::new("integration", Kind::Tests, 720, build);
     step.then = all.iter().map(one).collect();
     step
 }
