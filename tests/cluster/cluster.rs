@@ -336,9 +336,12 @@ impl Cluster {
     /// The workload's pod.
     pub fn pod(&self, namespace: &str, workload: &str) -> Result<String> {
         let label = format!("app={workload}");
-        let path = "jsonpath={range .items[?(@.status.phase==\"Running\")]}{.metadata.name} {end}";
-        let said = self.kubectl(&["get", "pods", "-n", namespace, "-l", &label, "-o", path])?;
-        let name = said.split_whitespace().last();
+        let path = "jsonpath={range .items[?(@.status.phase==\"Running\")]}{.metadata.name}/{.metadata.deletionTimestamp} {end}";
+        let by = "--sort-by=.metadata.creationTimestamp";
+        let said = self.kubectl(&["get", "pods", "-n", namespace, "-l", &label, by, "-o", path])?;
+        // (One that is being replaced is running for a while yet.)
+        let staying = said.split_whitespace().filter_map(|p| p.strip_suffix('/'));
+        let name = staying.last();
         name.map(String::from)
             .with_context(|| format!("no pod of {workload}"))
     }
