@@ -340,8 +340,11 @@ impl Cluster {
         let by = "--sort-by=.metadata.creationTimestamp";
         let said = self.kubectl(&["get", "pods", "-n", namespace, "-l", &label, by, "-o", path])?;
         // (One that is being replaced is running for a while yet.)
-        let staying = said.split_whitespace().filter_map(|p| p.strip_suffix('/'));
-        let name = staying.last();
+        let mut newest_first = said
+            .split_whitespace()
+            .rev()
+            .filter_map(|p| p.strip_suffix('/'));
+        let name = newest_first.next();
         name.map(String::from)
             .with_context(|| format!("no pod of {workload}"))
     }
