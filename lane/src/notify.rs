@@ -66,10 +66,10 @@ mod tests {
     use loom::sync::atomic::AtomicU64;
     use loom::sync::Arc;
 
-    /// One publisher, one sleeper, a doorbell that remembers: the sleeper never sleeps on work.
-    #[test]
-    fn no_lost_wakeup() {
-        loom::model(|| {
+    /// One publisher, one sleeper, a doorbell that remembers: the sleeper never sleeps on work. `sleeps`, with the counter and the
+    /// sleepers: does it sleep, and did it know of the work before it began to?
+    fn beside_a_publisher(sleeps: fn(&AtomicU32, &AtomicU32) -> (bool, bool)) {
+        loom::model(move || {
             let seq = Arc::new(AtomicU32::new(0));
             let sleepers = Arc::new(AtomicU32::new(0));
             let head = Arc::new(AtomicU64::new(0));
@@ -81,46 +81,33 @@ mod tests {
                     b.store(1, Ordering::Release);
                 }
             });
-            fall_asleep(&sleepers);
-            let seen = counter(&seq);
-            let would_sleep = seen == 0;
-            if !would_sleep {
+            let (asleep, knew) = sleeps(&seq, &sleepers);
+            if !asleep {
                 assert_eq!(head.load(Ordering::Acquire), 1, "counter without its head");
             }
             t.join().unwrap();
-            assert!(
-                !would_sleep || bell.load(Ordering::Acquire) == 1,
-                "asleep and nobody rang"
-            );
+            let told = knew || bell.load(Ordering::Acquire) == 1;
+            assert!(!asleep || told, "asleep and nobody rang");
             wake_up(&sleepers);
+        });
+    }
+
+    #[test]
+    fn no_lost_wakeup() {
+        beside_a_publisher(|seq, sleepers| {
+            fall_asleep(sleepers);
+            (counter(seq) == 0, false)
         });
     }
 
     /// The same for a thread that goes to sleep as all do. One that finds news sees what is new.
     #[test]
     fn no_rest_on_work() {
-        loom::model(|| {
-            let seq = Arc::new(AtomicU32::new(0));
-            let sleepers = Arc::new(AtomicU32::new(0));
-            let head = Arc::new(AtomicU64::new(0));
-            let bell = Arc::new(AtomicU32::new(0));
-            let (s, p, h, b) = (seq.clone(), sleepers.clone(), head.clone(), bell.clone());
-            let t = loom::thread::spawn(move || {
-                h.store(1, Ordering::Release);
-                if publish(&s, &p) {
-                    b.store(1, Ordering::Release);
-                }
-            });
-            let before = counter(&seq);
-            let enter = || fall_asleep(&sleepers);
-            let ((), slept) = rest(enter, |()| counter(&seq) != before, |()| ());
-            if slept.is_none() {
-                assert_eq!(head.load(Ordering::Acquire), 1, "counter without its head");
-            }
-            t.join().unwrap();
-            let told = before != 0 || bell.load(Ordering::Acquire) == 1;
-            assert!(slept.is_none() || told, "asleep and nobody rang");
-            wake_up(&sleepers);
+        beside_a_publisher(|seq, sleepers| {
+            let before = counter(seq);
+            let enter = || fall_asleep(sleepers);
+            let ((), slept) = rest(enter, |()| counter(seq) != before, |()| ());
+            (slept.is_some(), before != 0)
         });
     }
 

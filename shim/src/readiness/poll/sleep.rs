@@ -288,6 +288,15 @@ fn in_kernel(
     })
 }
 
+/// Numbers that mean something else by now.
+fn leave_to_the_kernel(fds: &[pollfd]) {
+    for p in fds {
+        if let Some(i) = fdtab::conn(p.fd).filter(|i| attached::engaged(table::conn(*i))) {
+            tcp::still(p.fd, i, table::conn(i), table::local(i), tcp::Way::Receive);
+        }
+    }
+}
+
 /// Sleeps in the application's own call until something may have changed. Nothing is held that a cancelled thread
 /// would leave locked. `tmp` has room for all entries and for ours. `patient`: an entry has been locked by another
 /// thread for long, so its news must not keep this one awake.
@@ -298,12 +307,7 @@ pub(super) fn sleep(
     patient: bool,
     native: &impl Fn(*mut pollfd, usize, i64) -> i32,
 ) -> Slept {
-    // (A number that means something else by now is left to the kernel.)
-    for p in fds {
-        if let Some(i) = fdtab::conn(p.fd).filter(|i| attached::engaged(table::conn(*i))) {
-            tcp::still(p.fd, i, table::conn(i), table::local(i), tcp::Way::Receive);
-        }
-    }
+    leave_to_the_kernel(fds);
     // A forked child shares its parent's doorbells and must not drain them, so it sleeps in naps.
     let foreign = conns(fds).any(|i| {
         let c = table::conn(i);
@@ -346,24 +350,23 @@ pub(super) fn sleep(
         let nap = ears.join((left, end), full, patient);
         (ears, nap)
     };
-    let mut nap = 0;
-    let ((ears, _), r) = notify::rest(
-        enter,
-        |_| news(fds) && !patient || daemon::pending(),
-        |(ears, most)| {
-            nap = *most;
-            let all = n + ears.enter(&mut tmp[n..]);
-            in_kernel(ears, &mut tmp[..all], (&mut nap, mask), native)
-        },
-    );
+    let asleep = |(ears, nap): &(Ears<'_>, i64)| {
+        let (mut nap, all) = (*nap, n + ears.enter(&mut tmp[n..]));
+        (
+            in_kernel(ears, &mut tmp[..all], (&mut nap, mask), native),
+            nap,
+        )
+    };
+    let no_sleep = |_: &_| news(fds) && !patient || daemon::pending();
+    let ((ears, _), slept) = notify::rest(enter, no_sleep, asleep);
     let e = crate::errno();
-    ears.give(|k| r.is_some_and(|r| r > 0) && tmp[n + k].revents != 0);
-    match r {
-        Some(r) if r < 0 => {
+    ears.give(|k| slept.is_some_and(|(r, _)| r > 0) && tmp[n + k].revents != 0);
+    match slept {
+        Some((r, _)) if r < 0 => {
             crate::set_errno(e);
             Slept::Ends(r)
         }
-        Some(0) => {
+        Some((0, nap)) => {
             if daemon::fd() < 0 {
                 daemon::ensure();
             }
