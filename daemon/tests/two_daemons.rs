@@ -181,6 +181,8 @@ const RESTARTS: &[&str] = &[
     "a daemon killed within a helper's call",
     "a link group whose daemon has died",
     "reclaimed in the middle",
+    "a switch that nobody answers",
+    "a receiver finds out what became of a switch",
 ];
 const WIRES: &[&str] = &[
     "a wire is cut",
@@ -198,7 +200,6 @@ fn undisturbed() {
             &["a sender goes up", "bytes on rings"],
             &[ALWAYS, TAKEOVERS],
         );
-        assert_eq!(s.of("in doubt"), 0);
     }
 }
 
@@ -213,7 +214,6 @@ fn leaving() {
         s.insist(&often, &[ALWAYS, TAKEOVERS, NAPS, LEAVES]);
         // Whatever the program at the other end does.
         assert_eq!(s.of("a leave that takes too long"), 0);
-        assert_eq!(s.of("in doubt"), 0);
         assert!(s.of("a leave that stalls") * 4 < s.of("a connection leaves"));
     }
 }
@@ -225,7 +225,6 @@ fn forking() {
             &["a sender goes up", "fork"],
             &[ALWAYS, TAKEOVERS, NAPS, FULL, FORKS, KILLS],
         );
-        assert_eq!(s.of("in doubt"), 0);
     }
 }
 

@@ -83,27 +83,27 @@ impl World {
         }
     }
 
-    /// Connections of which a switch was left in doubt are reset, and may have lost bytes; others never.
+    /// Connections of which a direction could not be taken back in time are reset, and may have lost bytes; others never.
     fn reset(&self) {
         for c in self.conns.borrow().iter() {
             let excused = c.ends.iter().any(|e| e.borrow().excused);
-            let doubt = c.ends.iter().any(|e| e.borrow().doubt);
-            if doubt {
-                note("a connection reset in doubt");
+            let reset = c.ends.iter().any(|e| e.borrow().reset);
+            if reset {
+                note("a connection reset");
                 self.errors.set(0);
                 self.abort(c);
             }
-            if excused || doubt {
+            if excused || reset {
                 for e in &c.ends {
                     let e = &mut *e.borrow_mut();
-                    (e.excused, e.doubt) = (true, false);
+                    (e.excused, e.reset) = (true, false);
                 }
                 continue;
             }
             let open = |e: &&super::family::Shared| e.borrow().life != Life::Closed;
             let mut ends = c.ends.iter().filter(open);
             if ends.any(|e| e.borrow().app.error.is_some()) {
-                // (Who is in doubt may not have heard of it yet.)
+                // (An end whose peer is reset may see that first.)
                 self.errors.set(self.errors.get() + 1);
                 assert!(self.errors.get() < 1_000, "an error{}", self.state());
             }

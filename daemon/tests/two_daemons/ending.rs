@@ -7,9 +7,8 @@ use super::process::{Call, Process};
 use super::seen::{note, tell};
 use lane::abi::TcpPos;
 use lane::family::{flag, state, Conn};
-use lane::half::{self, tx};
+use lane::half::{self, rx, tx};
 use lane::proto::msg::ToDaemon;
-use lane::proto::reason::Reason;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use underpassd::os::system::System;
@@ -43,30 +42,30 @@ impl Process {
                 continue;
             };
             let e = &mut *entry;
-            // (Who is in doubt is reset, by the shim at once.)
-            if e.lane.is_none_or(|k| k.0 != id) || e.doubt {
+            if e.lane.is_none_or(|k| k.0 != id) || e.reset {
                 continue;
             }
             let Some(c) = self.call(e, sock.as_fd()) else {
                 continue;
             };
             let half_way = c.group.dead && takeover_has_begun(e, &c.m);
+            let asked = c.group.dead && e.app.tx.mode.load(Relaxed) == tx::mode::ASK;
             let held = e.app.lock_tx();
             let done = e.app.tx.leave_group(&c.m, &c.port, c.group.dead);
             drop(held);
             if half_way {
                 note("reclaimed in the middle");
             }
-            match done {
-                Err(Reason::InDoubt) => {
-                    note("in doubt");
-                    e.doubt = true;
-                }
-                done => assert!(done.is_ok(), "the sender's way down: {done:?}"),
+            assert!(done.is_ok(), "the sender's way down: {done:?}");
+            if asked && e.app.tx.mode.load(Relaxed) == tx::mode::TCP {
+                note("a switch that nobody answers");
             }
             let _held = e.app.lock_rx();
             let done = e.app.rx.orphan(&c.m);
             assert!(done.is_ok(), "the receiver's way down: {done:?}");
+            if e.app.rx.mode.load(Relaxed) == rx::mode::UNDECIDED {
+                note("a receiver finds out what became of a switch");
+            }
         }
         if all {
             self.groups.get_mut(&id).expect("as above").news = false;

@@ -33,8 +33,8 @@ pub struct Entry {
     /// The number of the process that registered it: only that one works its lane.
     pub owner: u32,
     pub given_back: bool,
-    /// A switch was under way when nobody was left to say what became of it: the connection is reset.
-    pub doubt: bool,
+    /// It could not leave its lane in time: the connection is reset.
+    pub reset: bool,
     pub registered: bool,
     pub not_before: u64,
     pub gen: u32,
@@ -111,7 +111,7 @@ impl Family {
             lane: None,
             owner: pid,
             given_back: false,
-            doubt: false,
+            reset: false,
             registered: false,
             not_before: 0,
             gen,

@@ -130,15 +130,13 @@ impl Process {
                 note("declined");
                 if let Some(e) = self.entry(conn, gen) {
                     let e = &mut *e.borrow_mut();
-                    let doubt = local == Reason::InDoubt.code();
                     if e.owner != self.pid {
-                        assert!(!doubt, "told to one who does not have the lane");
                         return;
                     }
                     e.registered = false;
                     e.not_before = now + u64::from(retry_ms) * 1_000_000;
-                    e.doubt |= doubt;
-                    let never = [Reason::Hostile, Reason::Stalled].map(|r| r.code());
+                    let never =
+                        [Reason::Hostile, Reason::Stalled, Reason::InDoubt].map(|r| r.code());
                     assert!(e.excused || !never.contains(&local), "reset: {local:#x}");
                 }
             }

@@ -59,7 +59,7 @@ impl Process {
         let Ok(e) = self.ends[i].entry.try_borrow() else {
             return false;
         };
-        let usable = e.life == Life::Open && e.lane.is_some() && !e.given_back && !e.doubt;
+        let usable = e.life == Life::Open && e.lane.is_some() && !e.given_back && !e.reset;
         let ours = self.ends[i].sock.is_some() && !self.foreign && !self.unborn;
         usable && ours && self.leaving.is_empty() && !e.excused && !e.left
     }

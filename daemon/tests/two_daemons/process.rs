@@ -388,7 +388,7 @@ impl Process {
         let moved = e.app.step(&w, rng, all);
         if !all && !e.whim(c, now, rng) {
             e.excused = true;
-            e.doubt = true; // it is reset
+            e.reset = true;
         }
         let up = e.app.tx.is_up();
         if up != e.was_up {

@@ -11,6 +11,7 @@ mod peek;
 mod read;
 mod revoke;
 mod take;
+mod undecided;
 
 pub use deaf::BeforeDeaf;
 
@@ -49,6 +50,9 @@ pub mod mode {
         /// Across nodes, after SKIP: the bytes that a `Down` frame announced. TCP is read up to `limit` and may not end
         /// before that.
         REST: Rest = 8;
+        /// Across nodes: the link group is gone, and nothing came on the ring since the switch. TCP has bytes of the stream
+        /// up to `limit`; what follows them there tells whether the sender had an answer to its switch. See `decide`.
+        UNDECIDED: Undecided = 9;
     }
 }
 
@@ -260,6 +264,12 @@ impl RxState {
         }
         let limit = m.peer_tx().up_tcp_pos.load(Relaxed);
         let tcp_pos = self.tcp_pos.load(Relaxed);
+        // Across nodes, a switch may be shown late: its sender's daemon has died, and the sender has gone on on TCP, where
+        // we have read on (see `undecided`).
+        if m.is_remote() && limit < tcp_pos {
+            self.mode.store(mode::TCP, SeqCst);
+            return Ok(true);
+        }
         // We cannot have received more bytes on TCP than the sender had sent when it switched; and it cannot have
         // sent more ahead of us than kernel buffers hold.
         if limit < tcp_pos || limit - tcp_pos > 1 << 32 {

@@ -106,7 +106,7 @@ reasons! {
     WrongNode = 0x0a00_0016, "wrong-node", "a node speaks for an address that the directory gives to another node",
         "compare [node] and [[peer]] in the configuration of all nodes; see `underpass peers`";
     InDoubt = 0x0a00_0017, "in-doubt", "it could not be found out whether the peer's node had taken a switch to RDMA; the connection was reset",
-        "the link between the nodes failed in that very round trip; connect again";
+        "a link or a daemon failed in that very round trip, and a shim or a daemon there is older than this one: replace it";
     RailDown = 0x0a00_0018, "rail-down", "no RDMA link to the peer's node works at the moment",
         "look at cables, ports and switches: `underpass devices` on both nodes, rails in `underpass stats`; it is tried again by itself";
     PeerNoDevice = 0x0a00_0019, "peer-no-rdma-device", "the peer's node has no usable RDMA device",

@@ -16,7 +16,7 @@ fn revoked_at(e: &Alone) -> u64 {
     e.ours().rx[L].revoked.load(Relaxed).get()
 }
 
-fn revoke(e: &Alone) -> Revoked {
+pub fn revoke(e: &Alone) -> Revoked {
     e.rx.revoke(&e.memory(), &e.tcp).unwrap()
 }
 
@@ -386,21 +386,6 @@ fn withdrawn() {
         (mode::RING, RxWord::new(FIRST, rx::READY))
     );
     assert_eq!(recv(&e, 20), Received::Bytes(6));
-
-    let given_back = |e: &Alone| {
-        e.rx.orphan(&e.memory()).unwrap();
-        mode_of(e)
-    };
-    let e = Alone::new(true);
-    assert!(e.rx.declare_ready(&e.memory(), &e.tcp));
-    assert_eq!(given_back(&e), mode::TCP);
-    let e = Alone::receiving(true, 3);
-    assert_eq!(
-        given_back(&e),
-        mode::PREFIX,
-        "a switch that was shown stands"
-    );
-    assert_eq!(given_back(&on_ring(true, 4)), mode::RING);
 }
 
 /// A peek, and a peek that only counts, over prefix, ring and what follows a frame: each byte once.

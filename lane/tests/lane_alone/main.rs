@@ -12,5 +12,6 @@ mod ends;
 mod leaving;
 mod receive;
 mod taken;
+mod undecided;
 mod up;
 mod work;

@@ -311,12 +311,12 @@ fn mutations_of_the_switch() {
     try_(Bug::NoAsk, down(two()), &[PARSED]);
     let both = slow(leaves(down(two())));
     try_(Bug::LookBeforeSwitch, both, &[PARSED]);
-    try_(Bug::RefuseOnWish, wishes(two()), &[HONEST, PARSED]);
+    try_(Bug::RefuseOnWish, wishes(two()), &[HONEST, PARSED, STUCK]);
     let again = leaves(fails(1, one()));
     try_(Bug::SwitchTwice, again, &[HONEST, RESET]);
-    try_(Bug::NoQuery, fails(2, one()), &[RESET]);
+    try_(Bug::NoQuery, fails(2, one()), &[STUCK]);
     let lost = leaves(fails(2, stays(one())));
-    try_(Bug::QueryForgets, lost, &[PARSED]);
+    try_(Bug::QueryForgets, lost, &[PARSED, HONEST]);
     let again = slow(fails(2, repaired(stays(one()))));
     try_(Bug::AnyAttempt, again, &[RESET, PARSED, STREAM, HONEST]);
     try_(Bug::HeadStays, down(ups(2, two())), &[HONEST]);
@@ -330,7 +330,7 @@ fn mutations_of_the_hand_over() {
     try_(Bug::RevokeWithoutPath, lost.clone(), &[RESET]);
     try_(Bug::FrameOnlyWhenSaid, lost, &[RESET]);
     try_(Bug::TakeBack, leaves(ups(2, two())), &[HONEST, STREAM]);
-    try_(Bug::ResumeOrphan, leaves(d1_dies(two())), &[RESET]);
+    try_(Bug::ResumeOrphan, leaves(d1_dies(two())), &[RESET, EOF]);
     try_(Bug::FinBehindPrefix, leaves(two()), &[RESET]);
     try_(Bug::WaitForWord, leaves(d2_dies(two())), &[RESET]);
     let dies = leaves(down(a_dies(one())));

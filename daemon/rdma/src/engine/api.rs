@@ -30,8 +30,8 @@ pub struct Config {
     /// After this time without a message, the peer is asked whether it is there; after as much again, it is
     /// considered gone.
     pub quiet_ns: u64,
-    /// Time after which a switch that is in doubt resets its connection.
-    pub doubt_ns: u64,
+    /// Time after which a switch that could not be sent yet is refused.
+    pub ask_ns: u64,
     /// Time-out for an acknowledgement, see [`crate::verbs::RtsAttr::timeout`].
     pub ack_timeout: u8,
     /// Number of repeats without an acknowledgement, see [`crate::verbs::RtsAttr::retry_count`].
@@ -52,7 +52,7 @@ impl Config {
             retry_ns: 100_000_000,
             setup_ns: 5_000_000_000,
             quiet_ns: 1_000_000_000,
-            doubt_ns: 5_000_000_000,
+            ask_ns: 5_000_000_000,
             // Half a second, three times. Repeating because a busy peer was late costs more than the wait: soft-RoCE
             // then refuses good writes, and may deliver a message wrongly.
             ack_timeout: 17,
@@ -111,9 +111,6 @@ pub enum Fault {
     /// The peer's daemon has said something impossible about the lane.
     #[error("the peer: {0}")]
     Peer(&'static str),
-    /// No answer within [`Config::doubt_ns`], or the pair was abandoned before it came.
-    #[error("whether the peer has taken a switch could not be found out in time")]
-    InDoubt,
 }
 
 /// What [`super::Pair::next_event`] returns.

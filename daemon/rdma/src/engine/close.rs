@@ -97,8 +97,8 @@ impl<P: Provider> Pair<P> {
     }
 
     /// The caller is about to drop the pair. Every application is asked to go down. Those that wait for a switch are
-    /// refused, and so are those that might ask for one now, since nobody would answer. If the peer may have accepted
-    /// a switch, its lane fails. Events can still be taken.
+    /// refused, and so are those that might ask for one now, since nobody would answer. (If the peer has accepted a switch,
+    /// its receiver finds out: `RxState::orphan`.) Events can still be taken.
     pub fn abandon(&mut self, host: &mut dyn Host) {
         self.rail = false;
         let mut all = Vec::new();
@@ -109,9 +109,6 @@ impl<P: Provider> Pair<P> {
             };
             let (told, flags) = (lane.out.told.epoch(), lane.out.told.flags());
             match lane.out.phase {
-                Phase::Asking(a) if a.doubt => {
-                    self.fail_lane(id, &mut lane, super::Fault::InDoubt);
-                }
                 Phase::Asking(a) => self.refuse(&mut lane, a.epoch),
                 Phase::Up => {}
                 _ if flags.has(rx::READY) && told != lane.out.epoch => {

@@ -55,11 +55,8 @@ impl<P: Provider> Pair<P> {
                 }
             }
             Phase::Asking(a) => {
-                let late = self.now >= a.deadline;
-                if late && a.doubt {
-                    return Err(Fault::InDoubt);
-                }
-                if late || (!self.rail || lane.peer_closed) && !a.doubt {
+                let late = self.now >= a.deadline || !self.rail || lane.peer_closed;
+                if late && !a.doubt {
                     self.refuse(lane, a.epoch);
                 }
             }
@@ -138,7 +135,7 @@ impl<P: Provider> Pair<P> {
             attempt: lane.out.attempt,
             tcp_pos,
             start,
-            deadline: self.now + self.config.doubt_ns,
+            deadline: self.now + self.config.ask_ns,
             said: false,
             doubt: false,
             next_query: 0,

@@ -88,7 +88,7 @@ pub fn config(first: bool) -> Config {
         retry_ns: 1_000_000,
         setup_ns: 20_000_000,
         quiet_ns: 50_000_000,
-        doubt_ns: 500_000_000,
+        ask_ns: 500_000_000,
         ..Config::new(first)
     }
 }

@@ -216,6 +216,22 @@ impl App {
         moved
     }
 
+    /// Its link group is gone. Returns whether the receiver has to find out what became of a switch.
+    #[allow(dead_code)] // in the world of two daemons, the process does it
+    pub fn leave_group<P: Port>(&mut self, w: &World<'_, P>) -> bool {
+        let m = memory(w, self.slot);
+        (self.may_up, self.may_ready) = (false, false);
+        let held = self.lock_tx();
+        let done = self.tx.leave_group(&m, w.port, false);
+        assert!(done.is_ok(), "the sender's way down: {done:?}");
+        drop(held);
+        let _held = self.lock_rx();
+        let was = self.rx.mode.load(Relaxed);
+        let done = self.rx.orphan(&m);
+        assert!(done.is_ok(), "the receiver's way down: {done:?}");
+        was != rx::mode::UNDECIDED && self.rx.mode.load(Relaxed) == rx::mode::UNDECIDED
+    }
+
     /// The same while there is no lane.
     pub fn step_native<P: Port>(&mut self, port: &P, rng: &mut Rng) -> bool {
         let mut b = vec![0; 1 + rng.below(6000) as usize];

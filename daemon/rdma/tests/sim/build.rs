@@ -95,7 +95,7 @@ fn config(first: bool, rng: &mut Rng) -> Config {
     c.retry_ns = 300_000;
     c.quiet_ns = 4_000_000;
     c.setup_ns = 10_000_000;
-    c.doubt_ns = 60_000_000;
+    c.ask_ns = 60_000_000;
     c
 }
 
@@ -160,6 +160,7 @@ pub fn node(world: &sim::World, n: usize, clients: usize, rng: &mut Rng) -> Node
         counted: false,
         stays: rng.one_in(2),
         queues: BTreeMap::new(),
+        given_up: false,
     };
     for rail in 0..RAILS {
         add_rail(&mut node, rail);

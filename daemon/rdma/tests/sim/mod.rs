@@ -59,6 +59,8 @@ pub struct Node {
     stays: bool,
     /// Links by their completion queues.
     queues: BTreeMap<u32, LinkId>,
+    /// The daemon has given its pair up, and the link groups are gone.
+    given_up: bool,
 }
 
 impl Node {
@@ -118,6 +120,8 @@ pub struct Sim {
     pub counts: Counts,
     /// Pauses of daemons and applications.
     slow_in: u64,
+    /// Receivers that a switch in doubt has reached.
+    pub undecided: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -130,7 +134,6 @@ pub struct Counts {
     pub link_downs: u64,
     pub no_rail: u64,
     pub queries: u64,
-    pub doubts: u64,
     pub removed_devices: u64,
 }
 
@@ -156,6 +159,7 @@ impl Sim {
             wires: [true; RAILS],
             counts: Counts::default(),
             slow_in,
+            undecided: 0,
         }
     }
 
@@ -305,6 +309,9 @@ impl Sim {
             proxy: &client.proxy,
             port: &port,
         };
+        if node.given_up {
+            self.undecided += u64::from(lane.ends[side].leave_group(&w));
+        }
         let held = port.inn.borrow().held();
         let moved = lane.ends[side].step(&w, &mut self.rng, all);
         let room = port.inn.borrow().held() < held;
@@ -490,6 +497,24 @@ impl Sim {
         while !self.all_done() {
             idle = if self.tick(true) { 0 } else { idle + 1 };
             assert!(idle < 40_000, "stalled at {}: {}", self.now, self.state());
+        }
+    }
+
+    /// The daemons cannot reach each other any more. They give their pair up, one long after the other.
+    pub fn give_up(&mut self) {
+        let first = self.rng.below(2) as usize;
+        for n in [first, 1 - first] {
+            for _ in 0..self.rng.below(600) {
+                self.tick(true);
+            }
+            let node = &mut self.nodes[n];
+            node.notify();
+            node.pair.abandon(&mut node.host);
+            node.given_up = true;
+            self.events(n);
+            for l in 0..self.lanes.len() {
+                self.wake_app(l, n);
+            }
         }
     }
 

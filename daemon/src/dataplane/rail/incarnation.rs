@@ -10,7 +10,7 @@ use lane::num;
 use lane::proto::reason::Reason;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use underpass_rdma::engine::{self, Config, Event, Fault, LaneId, Pair, RailId};
+use underpass_rdma::engine::{self, Config, Event, LaneId, Pair, RailId};
 use underpass_rdma::verbs::{DeviceId, Provider};
 
 /// Base of the exponential backoff after a protocol violation, in ns, and how often it doubles at most.
@@ -368,13 +368,9 @@ impl<V: Provider> Rails<V> {
             }
             Event::LaneFailed { lane, fault } => {
                 if let Some(k) = n.lanes.get(&lane).copied() {
-                    let reason = match fault {
-                        Fault::InDoubt => Reason::InDoubt,
-                        Fault::App(_) | Fault::Peer(_) => Reason::Hostile,
-                    };
                     let _lane = lane_span(lane).entered();
                     tracing::warn!("lane failed: {fault}");
-                    self.fail(k, reason);
+                    self.fail(k, Reason::Hostile);
                 }
             }
             Event::Settled { lane, stands } => {

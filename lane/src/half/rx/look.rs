@@ -37,6 +37,9 @@ impl RxState {
                         return Ok(None);
                     }
                     let n = (have + n).min(LEN);
+                    if have == 0 && self.may_be_plain(m, port, &b[..n])? {
+                        return Ok(Some(Received::Empty));
+                    }
                     if !Frame::could_start(&b[..n]) {
                         return Err(Reason::Foreign);
                     }

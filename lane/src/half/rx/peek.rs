@@ -192,6 +192,7 @@ impl RxState {
             },
             // What a frame announced is no repetition any more, nor is anything that follows it.
             mode::REST => queued(),
+            mode::UNDECIDED => queued().min(self.prefix_left()),
             mode::LAST => {
                 let had = self.cursor.load(Relaxed) - self.frame_cursor.load(Relaxed);
                 self.ring_unread(m).max(queued().saturating_sub(had))

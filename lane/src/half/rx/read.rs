@@ -53,6 +53,7 @@ impl RxState {
                 }
                 mode::PREFIX => self.read_prefix(m, port, iov, how),
                 mode::REST => self.read_rest(port, iov, how),
+                mode::UNDECIDED => self.read_undecided(port, iov, how),
                 mode::REVOKING => {
                     // Nothing beyond the frozen cursor may be consumed.
                     let pending = self.revoke(m, port)? == Revoked::Pending

@@ -69,6 +69,10 @@ impl RxState {
                         },
                     );
                 }
+                mode::UNDECIDED if self.prefix_left() > 0 || self.decide(port).is_some() => {
+                    return Ok(Revoked::Pending);
+                }
+                mode::UNDECIDED => {}
                 // The `Fin` frame is here, and nothing follows it on TCP: all that remains is on the ring.
                 mode::FIN if self.head(m)? == self.cursor.load(Relaxed) => {
                     self.mode.store(mode::TCP, Relaxed);
@@ -216,18 +220,8 @@ impl RxState {
         self.mode.store(mode::TCP, SeqCst);
     }
 
-    /// Across nodes: the daemon is gone, so no switch up can come any more. But a switch that it has already shown
-    /// stands: its sender comes down by a frame, and the bytes before that on TCP have to be read. (A revocation
-    /// would wait for words that nobody stores.)
-    pub fn orphan(&self, m: &Memory) -> Result<(), Reason> {
-        if self.mode.load(Relaxed) == mode::READY && !self.see_up(m)? {
-            self.mode.store(mode::TCP, SeqCst);
-        }
-        Ok(())
-    }
-
     /// Were any bytes of this epoch taken from the ring?
-    fn has_consumed(&self, m: &Memory) -> bool {
+    pub(super) fn has_consumed(&self, m: &Memory) -> bool {
         self.cursor.load(Relaxed) != m.peer_tx().up_start.load(Relaxed)
     }
 
@@ -267,6 +261,9 @@ impl RxState {
             // so UNSEEN, the start and our cursor mean the same.
             if !self.see_up(m)? {
                 return Err(Reason::Hostile); // a state never goes back
+            }
+            if self.mode.load(Relaxed) == mode::TCP {
+                return Ok(None);
             }
             if m.is_remote() && self.prefix_left() == 0 {
                 self.past(m, port);

@@ -352,7 +352,6 @@ impl TxState {
 
     /// For the end, under the lock, when the daemon is gone: if the daemon had the direction, continues where it
     /// stopped. Afterwards the direction is on its way to TCP; on one node only if the daemon had it.
-    /// `Err(Reason::InDoubt)`: nobody will answer the switch that was asked for.
     pub fn reclaim(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
         let phase = self.takeover_phase(m);
         if !m.is_remote() && phase == takeover::NONE {
@@ -387,7 +386,9 @@ impl TxState {
             self.recount_again(m, more); // a frame, and what the ring has had
         }
         if self.mode.load(Relaxed) == mode::ASK && !self.has_answer(m) {
-            return Err(Reason::InDoubt);
+            // Nobody will answer, and nothing was sent since it asked: the stream goes on on TCP, without a frame. (If the
+            // switch was shown, its receiver sees that: `RxState::decide`.)
+            return Ok(self.settle(m, port, self.asked_epoch(m), tx::RESUMED));
         }
         self.go_down(m, port, m.is_remote())
     }

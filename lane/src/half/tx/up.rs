@@ -85,7 +85,7 @@ impl TxState {
     }
 
     /// The epoch of the switch that we have asked for; it becomes ours when it is granted.
-    fn asked_epoch(&self, m: &Memory) -> Epoch {
+    pub(super) fn asked_epoch(&self, m: &Memory) -> Epoch {
         m.own_tx().state.load(Relaxed).epoch()
     }
 

@@ -51,7 +51,9 @@ impl State {
         let asks = matches!(self.d1.out, Out::Asking { .. }) && !self.d1.dead;
         if takeover::waits(self, c) {
             out.push(Act::Daemon(Daemon::Takeover(Step::Late)));
-        } else if self.b.leaving || asks {
+        } else if asks && !self.path() {
+            out.push(Act::GiveUp);
+        } else if self.b.leaving {
             out.push(Act::Deadline);
         }
     }
@@ -80,7 +82,7 @@ impl State {
     fn tidy(&mut self) {
         let b = &mut self.b;
         let of = |m: Receives| b.mode == m || b.mode == Receives::Revoking && b.was == m;
-        if !of(Receives::Prefix) {
+        if !of(Receives::Prefix) && b.mode != Receives::Undecided {
             b.limit = 0;
         }
         if !matches!(
@@ -169,7 +171,7 @@ impl Model for Lane {
             Act::B(a) => receiver::step(&mut n, c, a),
             Act::Deliver => n.tcp.deliver(),
             Act::KillA => sender::died(&mut n),
-            Act::KillD1 => {
+            Act::KillD1 | Act::GiveUp => {
                 takeover::d1_died(&mut n);
                 network::d1_died(&mut n);
             }

@@ -62,6 +62,14 @@ pub fn run(n: &mut State, c: &Config, at: At) {
                 n.b.at = view(n);
             }
         }
+        Mode::Undecided => {
+            if n.b.tcp_pos == n.b.limit {
+                decide(n, c);
+            }
+            if n.b.mode == Mode::Undecided {
+                n.b.at = view(n);
+            }
+        }
         Mode::Revoking => revoking(n, c),
     }
 }
@@ -110,8 +118,10 @@ fn revoking(n: &mut State, c: &Config) {
     if was == Mode::Ready && !matches!(p, Phase::None | Phase::Resumed) {
         // D2 was quicker: it may have accepted.
         see_up(n);
-        n.b.was = n.b.mode;
-        n.b.mode = Mode::Revoking;
+        if n.b.mode != Mode::Tcp {
+            n.b.was = n.b.mode;
+            n.b.mode = Mode::Revoking;
+        }
         return;
     }
     let at_once = c.bug == Some(Bug::LeaveAtOnce) && n.d2.head == n.b.cursor;

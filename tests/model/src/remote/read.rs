@@ -37,7 +37,12 @@ pub fn bare(n: &mut State, c: &Config) {
 pub fn see_up(n: &mut State) {
     let w = n.d2.tx;
     if w.tcp_pos < n.b.tcp_pos {
-        n.fault(Fault::Impossible);
+        // It was not told what became of its switch, which D2 has shown late, and has gone on.
+        if !n.d1.dead || n.a.w.phase != Phase::Resumed {
+            n.fault(Fault::Impossible);
+        }
+        n.b.mode = Mode::Tcp;
+        return;
     }
     n.b.limit = w.tcp_pos;
     n.b.cursor = w.start;
@@ -50,6 +55,41 @@ pub fn past(n: &mut State) {
     if n.b.tcp_pos == n.b.limit {
         n.b.mode = Mode::Ring;
         n.b.word = n.b.word.with(rx::PAST);
+    }
+}
+
+/// Has nothing come yet since the switch, neither on the ring nor as a part of a frame?
+pub fn is_untouched(n: &State) -> bool {
+    let mode = match n.b.mode {
+        Mode::Revoking => n.b.was,
+        mode => mode,
+    };
+    let up = matches!(mode, Mode::Prefix | Mode::Ring);
+    up && !n.b.half && n.b.cursor == n.d2.tx.start && n.d2.head == n.b.cursor
+}
+
+/// Are the bytes on TCP left there, until it is known whether they are the stream's?
+pub fn is_held(n: &State) -> bool {
+    let left = matches!(phase(n), Phase::Downing | Phase::Down | Phase::Ended);
+    let asked = n.b.word.has(rx::WANT_DOWN);
+    n.b.mode == Mode::Ring
+        && is_untouched(n)
+        && !left
+        && asked
+        && matches!(n.tcp.at(0), Some(Unit::Byte(_)))
+}
+
+/// The link group is gone, and nothing came on the ring: what follows the switch on TCP? (`RxState::decide`)
+pub fn decide(n: &mut State, c: &Config) {
+    match n.tcp.at(0) {
+        Some(Unit::Byte(_)) => n.b.mode = Mode::Tcp,
+        None if !n.tcp.ended() => {}
+        _ => {
+            n.b.mode = Mode::Ring;
+            if look(n, c) == Look::Bare {
+                bare(n, c);
+            }
+        }
     }
 }
 
@@ -71,6 +111,14 @@ pub enum Look {
 }
 
 pub fn look(n: &mut State, c: &Config) -> Look {
+    if n.b.mode == Mode::Ring && matches!(n.tcp.at(0), Some(Unit::Byte(_))) {
+        let before = n.b.word;
+        n.b.word = before.with(rx::WANT_DOWN);
+        if is_held(n) {
+            return Look::Nothing;
+        }
+        n.b.word = before;
+    }
     match recv(n) {
         Some(Unit::Half) if !n.b.half => {
             n.b.half = true;

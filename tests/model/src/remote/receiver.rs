@@ -12,9 +12,9 @@ use lane::abi::rx;
 fn has_news(n: &State) -> bool {
     let b = &n.b;
     match b.mode {
-        Mode::Tcp | Mode::Prefix => n.tcp.readable(),
+        Mode::Tcp | Mode::Prefix | Mode::Undecided => n.tcp.readable(),
         Mode::Ready => phase(n) != Phase::None || n.tcp.readable(),
-        Mode::Ring => n.d2.head != b.cursor || n.tcp.readable(),
+        Mode::Ring => n.d2.head != b.cursor || n.tcp.readable() && !is_held(n),
         Mode::Last | Mode::Fin => true,
         Mode::Skip => b.skip == 0 || n.tcp.readable(),
         Mode::Rest => b.rest == 0 || n.tcp.readable(),
@@ -37,7 +37,8 @@ pub fn due(n: &State, out: &mut Vec<Any>) {
     if go {
         out.push(Any::B(Act::Step));
     }
-    if n.b.at == At::Idle && n.b.mode == Mode::Ready && is_orphaned(n) {
+    let waits = n.b.mode == Mode::Ready || is_untouched(n);
+    if matches!(n.b.at, At::Idle | At::Pending(..)) && waits && is_orphaned(n) {
         out.push(Any::B(Act::Orphan));
     }
 }
@@ -103,8 +104,20 @@ pub fn step(n: &mut State, c: &Config, act: Act) {
             n.b.at = At::Leave;
         }
         Act::Look => n.b.at = At::RingTcp,
-        Act::Orphan if phase(n) == Phase::None => n.b.mode = Mode::Tcp,
-        Act::Orphan => see_up(n),
+        Act::Orphan if n.b.mode == Mode::Ready && phase(n) == Phase::None => {
+            n.b.mode = Mode::Tcp;
+        }
+        Act::Orphan => {
+            if n.b.mode == Mode::Ready {
+                see_up(n);
+            }
+            if is_untouched(n) {
+                n.b.mode = Mode::Undecided;
+            }
+            if n.b.leaving {
+                n.b.at = At::Leave;
+            }
+        }
         Act::Step => run(n, c),
     }
 }
@@ -166,6 +179,12 @@ fn receive(n: &mut State, c: &Config) {
             }
             None => bare(n, c),
         },
+        Mode::Undecided if n.b.tcp_pos < n.b.limit => {
+            if let Some(u) = recv(n) {
+                got(n, u);
+            }
+        }
+        Mode::Undecided => decide(n, c),
         Mode::Revoking => {}
     }
 }

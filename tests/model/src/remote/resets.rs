@@ -1,15 +1,15 @@
 //! When a connection may be reset: each reset has to be one that nobody could have avoided.
 
-use super::state::daemons::Out;
-use super::state::{Came, Config, Fault, State};
+use super::state::receiver::Mode;
+use super::state::{Came, Config, Fault, Phase, State};
 
 /// Is there a good reason for a reset now?
 fn is_fair(n: &State, c: &Config) -> bool {
     let causes = c.downs + c.wants + c.fails > 0 || n.d1.dead || n.d2.dead;
     match () {
-        // A switch in doubt.
-        _ if matches!(n.d1.out, Out::Asking { doubt: true, .. }) && !n.path() => true,
         _ if !n.b.leaving => false,
+        // Only what follows on TCP tells whether a switch stands.
+        _ if n.b.mode == Mode::Undecided => true,
         // A frame cannot be taken out from behind bytes that nobody has read; and without a rail, nobody tells B
         // whether there will be one.
         _ if n.b.behind_prefix() && (!n.rails() || n.came == Came::Framed && causes) => true,
@@ -33,9 +33,11 @@ pub fn reset_or_fault(n: &mut State, c: &Config) {
     }
 }
 
-/// B sees an end that no `Fin` has announced. Only if both who could have written one are gone.
+/// B sees an end that no `Fin` has announced. Only if both who could have written one are gone; or if A was not told what
+/// became of its switch and has sent nothing since: B cannot tell that from bytes that were on the ring.
 pub fn bare_fin(n: &mut State) {
-    if n.gone() && n.d1.dead {
+    let untold = n.d2.head == n.d2.tx.start && n.a.w.phase == Phase::Resumed;
+    if n.d1.dead && (n.gone() || untold) {
         n.reset = true;
     } else {
         n.fault(Fault::Reset);

@@ -276,8 +276,7 @@ fn reclaim(n: &mut State) -> Option<At> {
         }
     }
     if n.a.half.mode == Mode::Ask && !has_answer(n) {
-        n.reset = true; // in doubt: nobody will answer
-        return None;
+        return Some(At::Say(Phase::Resumed)); // nobody will answer
     }
     goes_on(n, Call::Down)
 }

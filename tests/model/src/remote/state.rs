@@ -184,8 +184,10 @@ pub enum Act {
     KillA,
     KillD1,
     KillD2,
-    /// Five seconds in a switch, or two in a hand-over.
+    /// Two seconds in a hand-over.
     Deadline,
+    /// D1 has not reached D2 for long. Nobody answers A any more, as if it were dead.
+    GiveUp,
 }
 
 impl State {

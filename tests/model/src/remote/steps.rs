@@ -148,7 +148,7 @@ pub const LANE: &[(&str, &[&str])] = &[
             "wishes",
             "begins to leave",
             "looks at an empty ring",
-            "hears that no switch comes",
+            "finds its link group gone",
             "looks for a switch after a count",
             "takes what it has counted",
             "looks at TCP",
@@ -159,13 +159,30 @@ pub const LANE: &[(&str, &[&str])] = &[
     (
         "B reads in",
         &[
-            "TCP", "READY", "PREFIX", "RING", "LAST", "FIN", "SKIP", "REST",
+            "TCP",
+            "READY",
+            "PREFIX",
+            "RING",
+            "LAST",
+            "FIN",
+            "SKIP",
+            "REST",
+            "UNDECIDED",
         ],
     ),
     (
         "B leaves in",
         &[
-            "TCP", "READY", "PREFIX", "RING", "LAST", "FIN", "SKIP", "REST", "REVOKING",
+            "TCP",
+            "READY",
+            "PREFIX",
+            "RING",
+            "LAST",
+            "FIN",
+            "SKIP",
+            "REST",
+            "REVOKING",
+            "UNDECIDED",
         ],
     ),
 ];
@@ -182,8 +199,8 @@ pub fn of(last: &State, c: &Config, act: Act, next: &State) -> Step {
         Act::KillA => ("A", "is killed"),
         Act::KillD1 => ("D1", "is killed"),
         Act::KillD2 => ("D2", "is killed"),
-        Act::Deadline if last.b.leaving => ("B", "waits no longer"),
-        Act::Deadline => ("D1", "gives up a switch"),
+        Act::Deadline => ("B", "waits no longer"),
+        Act::GiveUp => ("D1", "gives up a switch"),
     }
 }
 
@@ -301,13 +318,14 @@ fn of_b(last: &State, act: B) -> Step {
         Receives::Revoking => "REVOKING",
         Receives::Fin => "FIN",
         Receives::Rest => "REST",
+        Receives::Undecided => "UNDECIDED",
     };
     match (act, last.b.at) {
         (B::Ready, _) => ("B", "is ready"),
         (B::Want, _) => ("B", "wishes"),
         (B::Leave, _) => ("B", "begins to leave"),
         (B::Look, _) => ("B", "looks at an empty ring"),
-        (B::Orphan, _) => ("B", "hears that no switch comes"),
+        (B::Orphan, _) => ("B", "finds its link group gone"),
         (B::Step, Reads::Idle) => ("B reads in", mode),
         (B::Step, Reads::ReadyAgain(_)) => ("B", "looks for a switch after a count"),
         (B::Step, Reads::ReadyTake(_)) => ("B", "takes what it has counted"),
