@@ -9,6 +9,7 @@ use crate::state::{attached, table};
 use crate::sys::{self, lock};
 use crate::tcp::port::Sock;
 use core::sync::atomic::{AtomicU64, Ordering::*};
+use lane::half::leave::LINK_DEAD_MS;
 use lane::half::rx::BeforeDeaf;
 
 /// Milliseconds for the other end, or the daemon in its stead, to begin; and for the bytes to come, which TCP keeps back until
@@ -17,9 +18,9 @@ use lane::half::rx::BeforeDeaf;
 const BEGIN_MS: u64 = 1000;
 const ALONE_MS: u64 = 200;
 const COMING_MS: u64 = 250;
-/// Milliseconds to begin across nodes: the daemons notice after two seconds that a link is dead, and then have their ends
-/// come down, if there is no other one.
-const BEGIN_ACROSS_MS: u64 = 2500;
+/// Milliseconds to begin across nodes: the daemons notice first that a link is dead, and then have their ends come down, if
+/// there is no other one.
+const BEGIN_ACROSS_MS: u64 = LINK_DEAD_MS + 500;
 /// Milliseconds to begin when lately nobody did; and for how long that counts. (Otherwise a process that ends many
 /// connections of a peer that is stopped would wait for one after the other.)
 const AGAIN_MS: u64 = 5;
