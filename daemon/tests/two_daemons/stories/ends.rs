@@ -245,3 +245,18 @@ fn who_leaves_when_the_links_have_died() {
         }
     }
 }
+
+/// What was sent before a switch is unread, and its sender has come down by itself since then: the frame lies behind bytes
+/// that only the connection's next owner may read. It is reset, and at once.
+#[test]
+fn who_leaves_before_a_frame() {
+    let s = Story::up(500);
+    s.send(1, 1000);
+    s.carry();
+    s.down(1).unwrap();
+    s.carry();
+    let (ended, took) = leaves(&s);
+    assert!(matches!(ended, Left::Stalled | Left::Late), "{ended:?}");
+    assert!(took < 200, "{took}");
+    s.process(0).borrow_mut().abort(0);
+}
