@@ -424,7 +424,7 @@ impl Receiving<'_> {
                 Break(fail(e))
             }
             Received::Reset(r) => {
-                reset_of(&self.call, c, l, r);
+                reset_of(self.call, c, l, r);
                 Break(self.ended())
             }
         }

@@ -307,7 +307,7 @@ impl Sending<'_> {
         let (i, c, l) = (self.i, self.c, self.l);
         let full = match sent {
             Sent::Reset(r) => {
-                reset_of(&self.call, c, l, r);
+                reset_of(self.call, c, l, r);
                 return Break(self.ended());
             }
             Sent::Fault => return Break(fail_or(self.total, libc::EFAULT)),

@@ -34,7 +34,7 @@ const SHORT_MS: u64 = 100;
 const FULL_MS: u64 = 20;
 
 /// What was asked of the daemon, and not even read by it.
-static UNREAD: Unanswered = Unanswered::NONE;
+static UNREAD: Unanswered = Unanswered::none();
 
 /// What lay unread, as it comes into TCP's queue.
 struct Coming {

@@ -16,10 +16,12 @@ pub struct Unanswered {
 
 impl Unanswered {
     /// None.
-    pub const NONE: Self = Unanswered {
-        times: AtomicU32::new(0),
-        last_ms: AtomicU64::new(0),
-    };
+    pub const fn none() -> Self {
+        Unanswered {
+            times: AtomicU32::new(0),
+            last_ms: AtomicU64::new(0),
+        }
+    }
 
     /// The milliseconds that a call waits now, where the first of them waits `most` and none less than `least`. (That much
     /// has to be enough for one that is not late, so that it is seen when it answers again.)
@@ -55,7 +57,7 @@ mod tests {
 
     #[test]
     fn who_was_late_once_has_time_for_the_next() {
-        let u = Unanswered::NONE;
+        let u = Unanswered::none();
         assert_eq!(u.patience(1000, 5, 5000), 1000);
         u.add(6000);
         assert_eq!(u.patience(1000, 5, 6001), 250);
@@ -69,7 +71,7 @@ mod tests {
 
     #[test]
     fn many_calls_in_vain_take_little_more_than_one() {
-        let (u, mut now, first) = (Unanswered::NONE, 1000, 1000);
+        let (u, mut now, first) = (Unanswered::none(), 1000, 1000);
         for _ in 0..100 {
             now += u.patience(first, 5, now);
             u.add(now);
