@@ -20,9 +20,9 @@ impl Share {
 
     /// A look has taken so much processor time. How long there is none now.
     pub(super) fn rest(&mut self, now: Instant, took: Duration) -> Duration {
-        let owed = self.rested.saturating_duration_since(now) + took * REST;
-        let rest = owed.saturating_sub(LATER).min(LATER);
-        self.rested = now + owed.min(rest + LATER);
+        let due = self.rested.saturating_duration_since(now) + took * REST;
+        let rest = due.saturating_sub(LATER).min(LATER);
+        self.rested = now + due.min(rest + LATER);
         rest
     }
 }
