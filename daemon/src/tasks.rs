@@ -9,6 +9,7 @@ pub(crate) mod lookups;
 pub(crate) mod readings;
 pub(crate) mod seal;
 pub mod server;
+mod share;
 pub(crate) mod takeover;
 
 use crate::clients::limits::Cgroup;

@@ -17,13 +17,16 @@ pub use recv::recv;
 pub use send::send;
 pub use sendfile::sendfile;
 
+use crate::state::table::Local;
 use crate::state::{attached, table, waiters};
 use crate::sys::{lock, pages, real};
 use crate::tcp::*;
 use crate::{daemon, sets};
 use call::Call;
 use core::sync::atomic::Ordering::*;
+use lane::family::Conn;
 use lane::num;
+use lane::proto::reason::Reason;
 use libc::iovec;
 
 /// Minimal microseconds between two looks at TCP by threads that find the ring empty.
@@ -50,6 +53,17 @@ pub fn outstanding(i: u32) -> i32 {
         return 0;
     };
     num::int(c.tx.outstanding(&m))
+}
+
+/// Resets the connection of this call, which has no lock of it.
+#[cold]
+fn reset_of(call: &Call, c: &Conn, l: &Local, r: Reason) {
+    // Until the lock is released, no other thread can end a close, after which number and entry are another connection's.
+    // (Of a lock whose holder is stopped that is as true.)
+    let _g = lock_for(&c.tx.lock, true);
+    if call.current(c, l) {
+        reset(c, call.fd(l), r);
+    }
 }
 
 /// The application has set the size of a buffer: threads that wait for room look again.

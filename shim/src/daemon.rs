@@ -213,6 +213,12 @@ pub fn has_ended() -> bool {
     OWNER.load(Relaxed) == pids::me() && (ENDED.load(Relaxed) != 0 || hung_up())
 }
 
+/// Has the daemon read all that we have said? (Not if there is none.)
+pub fn has_read_all() -> bool {
+    let fd = FD.load(Relaxed);
+    fd >= 0 && fdtab::is_ours(fd) && sys::ioctl_i32(fd, libc::TIOCOUTQ) == Ok(0)
+}
+
 fn drop_connection() {
     READY.store(0, Release);
     let fd = FD.swap(-1, Relaxed);

@@ -10,5 +10,6 @@ pub mod fuse;
 pub mod groups;
 pub mod signals;
 pub mod table;
+pub mod unanswered;
 pub mod uring;
 pub mod waiters;

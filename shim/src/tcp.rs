@@ -19,7 +19,7 @@ pub use crate::state::table::is_other;
 pub use crate::sys::at_mark;
 pub use errors::{
     check, count_reset, disconnect, disconnect_told, error_now, instead_of_end, peer_check,
-    recv_or_told, reset, send_or_told, CLOSE, CLOSE_WAIT,
+    recv_or_told, reset, reset_if_open, send_or_told, CLOSE, CLOSE_WAIT,
 };
 pub use identity::{proven, still};
 pub use inq::{put_control, put_inq, sync_inq};

@@ -7,6 +7,9 @@
  *     held leaves     It leaves its lane, and is held for longer than such a call waits: that is no time in which others have
  *                     failed to do their part.
  *     held shuts      The same of a shutdown of both directions, after which the connection leaves its lane.
+ *     held reset      Its connection is to be reset, because its peer has written into TCP below the lane, and it is held when it
+ *                     says so to the daemon; meanwhile another thread closes the connection, and gets the next one, by its
+ *                     number: that one is not reset.
  *
  * Prints "result ok".
  */
@@ -23,6 +26,7 @@
 
 #include "pairs.h"
 
+enum { ROUNDS = 500, CLOSE_MS = 500 };
 enum { UNREAD = 3000, FIRST = 2000, MORE = 1000, NEXT = 4, HELD_US = 2500000, PATIENCE_US = 20000000 };
 extern char **environ;
 
@@ -30,7 +34,7 @@ static char mode;
 
 static struct shared {
     volatile int thread, traced, held, release; /* the thread that shuts down, and its tracer */
-    volatile int shut, left;                    /* what this end and its peer have done */
+    volatile int shut, left, closed;            /* what this end and its peer have done */
 } *s;
 
 static void until(volatile int *word) {
@@ -57,7 +61,9 @@ static void spawn_true(void) {
 static int waits(pid_t thread) {
     struct __ptrace_syscall_info of = {0};
     long t[2] = {0, 0};
-    if (ptrace(PTRACE_GET_SYSCALL_INFO, thread, sizeof of, &of) <= 0 || of.op != PTRACE_SYSCALL_INFO_ENTRY || of.entry.nr != SYS_ppoll) return 0;
+    if (ptrace(PTRACE_GET_SYSCALL_INFO, thread, sizeof of, &of) <= 0 || of.op != PTRACE_SYSCALL_INFO_ENTRY) return 0;
+    if (mode == 'r') return of.entry.nr == SYS_sendmsg;
+    if (of.entry.nr != SYS_ppoll) return 0;
     for (int k = 0; of.entry.args[2] && k < 2; k++) t[k] = ptrace(PTRACE_PEEKDATA, thread, of.entry.args[2] + 8 * (unsigned)k, 0);
     return t[0] || t[1];
 }
@@ -105,6 +111,16 @@ static void peer(void) {
     _exit(0);
 }
 
+static void peer_that_is_reset(void) {
+    int first = dialled();
+    NEED(raw(SYS_write, first, (long)"foreign", 7, 0, 0) == 7);
+    s->left = 1;
+    int next = dialled();
+    char c;
+    for (int k = 0; k < ROUNDS; k++) NEED(recv(next, &c, 1, 0) == 1 && send(next, &c, 1, 0) == 1);
+    _exit(0);
+}
+
 /* ---- this end ---- */
 
 /* Accepts a connection, and uses it until it is on a lane. */
@@ -126,7 +142,10 @@ static void *held(void *arg) {
     int fd = *(int *)arg;
     s->thread = (int)syscall(SYS_gettid);
     until(&s->traced);
-    if (mode == 'l') NEED(!dup2(fd, 0));
+    char c;
+    if (mode == 'r')
+        while (recv(fd, &c, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN) {}
+    else if (mode == 'l') NEED(!dup2(fd, 0));
     else NEED(!shutdown(fd, SHUT_RDWR));
     return 0;
 }
@@ -161,12 +180,39 @@ static _Noreturn void finish(void) {
     _exit(0);
 }
 
+static void *closes(void *arg) {
+    NEED(!close(*(int *)arg));
+    s->closed = 1;
+    return 0;
+}
+
+/* (The close may have to wait for the thread that is held.) */
+static void replaced(int first, pid_t p) {
+    pthread_t t, closer;
+    int next = -1, status;
+    char c;
+    until(&s->left);
+    NEED(!pthread_create(&t, 0, held, &first));
+    until(&s->held);
+    NEED(!pthread_create(&closer, 0, closes, &first));
+    for (int k = 0; k < CLOSE_MS && !s->closed; k++) sleep_us(1000);
+    if (s->closed) next = accepted();
+    release(t);
+    NEED(!pthread_join(closer, 0));
+    if (next < 0) next = accepted();
+    NEED(next == first);
+    for (int k = 0; k < ROUNDS; k++) NEED(send(next, "x", 1, MSG_NOSIGNAL) == 1 && recv(next, &c, 1, 0) == 1);
+    NEED(waitpid(p, &status, 0) == p && !status);
+    finish();
+}
+
 static void work(void) {
     int there = 0, status, next[NEXT];
     pthread_t t;
     pid_t p = fork();
-    if (!p) prctl(PR_SET_PDEATHSIG, SIGKILL), peer();
+    if (!p) prctl(PR_SET_PDEATHSIG, SIGKILL), mode == 'r' ? peer_that_is_reset() : peer();
     int first = accepted();
+    if (mode == 'r') replaced(first, p);
     for (int k = 0; there < UNREAD; k++, sleep_us(500)) NEED(!ioctl(first, FIONREAD, &there) && k < 20000);
     NEED(waitpid(p, &status, WUNTRACED) == p && WIFSTOPPED(status));
     NEED(!pthread_create(&t, 0, held, &first));

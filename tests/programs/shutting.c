@@ -7,7 +7,10 @@
  *     shutting many COUNT       so many connections, of which one after the other is shut down, take less than two seconds
  *     shutting late COUNT       so many at once, which leave their lanes then, and are read
  *
- * The last two print "ready", and go on with SIGUSR1.
+ *     shutting once COUNT       so many, of which one after the other is shut down; all but the first leave their lanes then
+ *
+ * The last three print "ready", and go on with SIGUSR1; the last one says "first" when the daemon, which was stopped until
+ * then, was waited for in vain.
  *
  * Prints "result ok".
  */
@@ -241,6 +244,17 @@ static void late(int count) {
     for (int k = 0; k < count; k++) read_all(fds[k], sizeof buf, 0), gone(p[k], fds[k]);
 }
 
+static void once(int count) {
+    int fds[count];
+    pid_t p[count];
+    ready(count, MOST, fds, p);
+    NEED(!shutdown(fds[0], SHUT_RDWR));
+    printf("first\n"), fflush(stdout);
+    for (int k = 1; k < count; k++) NEED(!shutdown(fds[k], SHUT_RDWR));
+    read_all(fds[0], MOST, 0), gone(p[0], fds[0]);
+    for (int k = 1; k < count; k++) NEED(!dup2(fds[k], 0)), read_all(0, MOST, 0), gone(p[k], fds[k]);
+}
+
 static void many(int count) {
     int fds[count];
     pid_t p[count];
@@ -265,6 +279,7 @@ int main(int argc, char **argv) {
     long rounds = atoi(argv[2]), least = 1000000;
     if (!strcmp(argv[1], "many")) many(rounds);
     else if (!strcmp(argv[1], "late")) late(rounds);
+    else if (!strcmp(argv[1], "once")) once(rounds);
     else
         for (int k = 0; k < rounds; k++, all = 0) {
             if (!strcmp(argv[1], "reads")) reads(k);

@@ -1,10 +1,10 @@
 //! Ends of connections that leave their lanes: what the kernel tells of them is what it tells without one.
 
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 use std::time::Duration;
 use underpass_tests::harness::c::{both_ways, compile};
-use underpass_tests::harness::{Daemon, Program};
+use underpass_tests::harness::{Daemon, Place, Program};
 
 /// Far more than any of them takes.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -46,6 +46,34 @@ fn who_does_not_run_does_not_wait() -> Result<()> {
     both_ways("held", &["shuts"], 2, 3_000)
 }
 
+/// A connection is to be reset, and its number is the next one's meanwhile.
+#[test]
+fn a_reset_keeps_to_its_connection() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let program = dir.path().join("held");
+    compile("held", &program)?;
+    let run = |place: &Place| -> Result<()> {
+        let out = Program::new(&program, place).arg("reset").run(LIMIT)?;
+        let ok = out.stdout.contains("result ok");
+        ensure!(ok, "{} {}", out.stdout, out.stderr);
+        Ok(())
+    };
+    run(&Place::bare()).context("bare")?;
+    let d = Daemon::start()?;
+    d.expect_resets(); // (of the first one)
+    run(&d.eager()).with_context(|| d.picture())?;
+    let s = d.stats()?;
+    let ok = s.promoted == 4 && s.lane_tx_bytes > 500 && s.resets == 1;
+    ensure!(ok, "{}", d.picture());
+    Ok(())
+}
+
+/// After their peer's death.
+#[test]
+fn hints_of_the_rest() -> Result<()> {
+    both_ways("hints", &["5"], 40, 30_000)
+}
+
 /// Of more than TCP has room for.
 #[test]
 fn a_shutdown_of_a_full_ring_is_quick() -> Result<()> {
@@ -64,6 +92,12 @@ fn shutdowns_wait_for_a_daemon_that_is_late() -> Result<()> {
     beside_a_stopped_daemon(["late", "10"], Some(Duration::from_millis(400)))
 }
 
+/// A daemon that was late for one of them may be a little late for the next.
+#[test]
+fn shutdowns_wait_for_a_daemon_that_was_late_once() -> Result<()> {
+    beside_a_stopped_daemon(["once", "10"], Some(Duration::from_millis(50)))
+}
+
 /// `stopped`: for so long, or until the program ends.
 fn beside_a_stopped_daemon(args: [&str; 2], stopped: Option<Duration>) -> Result<()> {
     let dir = tempfile::tempdir()?;
@@ -74,6 +108,9 @@ fn beside_a_stopped_daemon(args: [&str; 2], stopped: Option<Duration>) -> Result
     p.line("ready", LIMIT)?;
     d.freeze()?;
     p.signal(Signal::SIGUSR1)?;
+    if args[0] == "once" {
+        p.line("first", LIMIT)?;
+    }
     if let Some(stopped) = stopped {
         std::thread::sleep(stopped);
         d.thaw()?;

@@ -106,17 +106,31 @@ pub fn visible_sockets(pid: u32) -> Option<Vec<u64>> {
 
 /// The same, with the descriptors.
 pub fn descriptors(pid: u32) -> Option<Vec<(u32, u64)>> {
-    let Some(of) = living(pid) else {
-        return Some(Vec::new());
+    let own = PathBuf::from(format!("/proc/{pid}"));
+    let shown = descriptors_at(&own);
+    if let Some((all, true)) = shown {
+        return Some(all);
+    }
+    // (`stat` costs as much as all of this, so that only who shows nothing is asked whether it lives.)
+    let shown = match living(pid) {
+        None => return Some(Vec::new()),
+        Some(of) if of == own => shown,
+        Some(of) => descriptors_at(&of),
     };
+    shown.map(|(all, _)| all)
+}
+
+/// The same of a process's or thread's directory, and whether there is a descriptor of any kind.
+fn descriptors_at(of: &Path) -> Option<(Vec<(u32, u64)>, bool)> {
     let denied = |e: &std::io::Error| e.kind() == std::io::ErrorKind::PermissionDenied;
     let fds = match std::fs::read_dir(of.join("fd")) {
         Ok(fds) => fds.flatten(),
         Err(e) if denied(&e) => return None,
-        Err(_) => return Some(Vec::new()), // it has ended
+        Err(_) => return Some((Vec::new(), false)), // it has ended
     };
-    let mut all = Vec::new();
+    let (mut all, mut shows) = (Vec::new(), false);
     for e in fds {
+        shows = true;
         match socket(&e.path()) {
             // (Root without SYS_PTRACE reads their numbers, and not what they are.)
             Err(e) if denied(&e) => return None,
@@ -124,7 +138,7 @@ pub fn descriptors(pid: u32) -> Option<Vec<(u32, u64)>> {
             Ok(Some(inode)) => all.extend(number(&e).map(|fd| (fd, inode))),
         }
     }
-    Some(all)
+    Some((all, shows))
 }
 
 fn number(e: &std::fs::DirEntry) -> Option<u32> {

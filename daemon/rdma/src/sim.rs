@@ -63,6 +63,8 @@ pub struct Faults {
     /// A bit for each rail that behaves like iWARP: queue pairs are connected by a handshake, and a success means
     /// only that the sender's device has taken the bytes.
     pub iwarp: u8,
+    /// Interval between two repeats of a packet that is not acknowledged, if it is not the usual, short one.
+    pub repeat_ns: u64,
 }
 
 type Lie = Box<dyn FnMut(usize, &mut Vec<u8>)>;

@@ -46,6 +46,7 @@ fn one(seed: u64, quiet: bool) -> Counts {
         },
         late_ns: 1 << (10 + rng.below(13)),
         iwarp: rng.below(8) as u8 & 3,
+        repeat_ns: 0,
     };
     let mut sim = Sim::new(seed, lanes, faults);
     let ticks = 500 + rng.below(4000);

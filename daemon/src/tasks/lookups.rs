@@ -14,6 +14,7 @@ use crate::os::wire::HandedOver;
 use crate::pairing::socket;
 use crate::pairing::unprovable;
 use crate::tasks::readings;
+use crate::tasks::share::{self, Share};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -176,13 +177,10 @@ pub(crate) async fn look_at_inherited(core: Shared) {
     }
 }
 
-/// Rest after a look: this many times as long as it took, with this limit.
-const HOLDERS_REST: u32 = 20;
-const HOLDERS_REST_MAX: Duration = Duration::from_secs(5);
-
 /// Looks for holders whenever an end asks, for ever.
 pub(crate) async fn look_for_holders(core: Shared) {
     let news = core.borrow().holders.news.clone();
+    let mut share = Share::new(Instant::now());
     loop {
         let (asked, others) = {
             let h = &mut core.borrow_mut().holders;
@@ -193,12 +191,16 @@ pub(crate) async fn look_for_holders(core: Shared) {
             news.notified().await;
             continue;
         }
-        let begin = Instant::now();
-        let looked = tokio::task::spawn_blocking(move || holders::look(asked, &others)).await;
-        for (asked, verdict) in looked.unwrap_or_default() {
+        let look = move || {
+            let begin = share::thread_time();
+            let verdicts = holders::look(asked, &others);
+            (verdicts, share::thread_time().saturating_sub(begin))
+        };
+        let (verdicts, took) = tokio::task::spawn_blocking(look).await.unwrap_or_default();
+        for (asked, verdict) in verdicts {
             core.borrow_mut().looked_at_holders(asked, verdict);
         }
-        tokio::time::sleep((begin.elapsed() * HOLDERS_REST).min(HOLDERS_REST_MAX)).await;
+        tokio::time::sleep(share.rest(Instant::now(), took)).await;
     }
 }
 

@@ -9,8 +9,8 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 use underpassd::os::system::System;
 
-/// `io::LEAVE_MS`.
-pub const LEAVE_NS: u64 = 2_000_000_000;
+/// How long a call waits that leaves a lane to another node, as in the shim.
+pub const LEAVE_NS: u64 = lane::half::leave::leave_ms(true) * 1_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {

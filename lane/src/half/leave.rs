@@ -12,6 +12,23 @@ use crate::proto::reason::Reason;
 const GONE_MS: u64 = 60;
 const COMING_MS: u64 = 100;
 
+/// Milliseconds that a connection's peer, or a daemon in its stead, gets to put bytes back on TCP, or to take them from
+/// there; after that, a connection that leaves its lane is reset.
+pub const LEAVE_MS: u64 = 2000;
+/// Milliseconds without a message after which a daemon asks whether a link to another node works. After as many again
+/// without an answer it is dead, and the ends that used it come down.
+pub const LINK_QUIET_MS: u64 = 1000;
+/// Milliseconds until the daemons know that a link has died. Until then they cannot do their part.
+pub const LINK_DEAD_MS: u64 = 2 * LINK_QUIET_MS;
+
+/// [`LEAVE_MS`] for a lane: across nodes, from when the daemons know that no link works.
+pub const fn leave_ms(remote: bool) -> u64 {
+    match remote {
+        true => LINK_DEAD_MS + LEAVE_MS,
+        false => LEAVE_MS,
+    }
+}
+
 /// What comes of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {

@@ -5,7 +5,7 @@ mod withheld;
 use super::parts::{Cut, PART};
 use super::{
     at_mark, closed, deadline, error_now, fail, fail_or, instead_of_end, left_ms, lock_for,
-    nonblocking, proven, recv_or_told, reset, still, Call, LOOK_US,
+    nonblocking, proven, recv_or_told, reset_of, still, Call, LOOK_US,
 };
 use crate::readiness::engine;
 use crate::readiness::wait::{self, For, Woke};
@@ -424,7 +424,7 @@ impl Receiving<'_> {
                 Break(fail(e))
             }
             Received::Reset(r) => {
-                reset(c, self.call.fd(l), r);
+                reset_of(self.call, c, l, r);
                 Break(self.ended())
             }
         }

@@ -3,7 +3,7 @@
 use super::parts::{Cut, PART};
 use super::{
     broken, closed, deadline, error_now, fail, fail_or, left_ms, lock_for, nonblocking, peer_check,
-    reset, send_or_told, short, still, zerocopy, Call, ASK_MS, CHECK_US,
+    reset_of, send_or_told, short, still, zerocopy, Call, ASK_MS, CHECK_US,
 };
 use crate::daemon;
 use crate::promotion::full::{full_for_long, go_down_full, FULL_MS};
@@ -307,7 +307,7 @@ impl Sending<'_> {
         let (i, c, l) = (self.i, self.c, self.l);
         let full = match sent {
             Sent::Reset(r) => {
-                reset(c, self.call.fd(l), r);
+                reset_of(self.call, c, l, r);
                 return Break(self.ended());
             }
             Sent::Fault => return Break(fail_or(self.total, libc::EFAULT)),

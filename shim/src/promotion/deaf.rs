@@ -5,11 +5,15 @@ use super::leave::await_peer;
 use super::takeover::Asked;
 use crate::daemon;
 use crate::state::groups::LinkGroup;
+use crate::state::unanswered::Unanswered;
 use crate::state::{attached, table};
 use crate::sys::{self, lock};
 use crate::tcp::port::Sock;
-use core::sync::atomic::{AtomicU64, Ordering::*};
+use core::sync::atomic::Ordering::*;
+use lane::family::Conn;
+use lane::half::leave::LINK_DEAD_MS;
 use lane::half::rx::BeforeDeaf;
+use lane::half::Memory;
 
 /// Milliseconds for the other end, or the daemon in its stead, to begin; and for the bytes to come, which TCP keeps back until
 /// earlier ones are acknowledged: as long as an acknowledgement may be delayed. A daemon that is there begins within a
@@ -17,18 +21,20 @@ use lane::half::rx::BeforeDeaf;
 const BEGIN_MS: u64 = 1000;
 const ALONE_MS: u64 = 200;
 const COMING_MS: u64 = 250;
-/// Milliseconds to begin across nodes: the daemons notice after two seconds that a link is dead, and then have their ends
-/// come down, if there is no other one.
-const BEGIN_ACROSS_MS: u64 = 2500;
-/// Milliseconds to begin when lately nobody did; and for how long that counts. (Otherwise a process that ends many
-/// connections of a peer that is stopped would wait for one after the other.)
-const AGAIN_MS: u64 = 5;
-const IN_VAIN_MS: u64 = 2000;
+/// Milliseconds to begin across nodes: the daemons notice first that a link is dead, and then have their ends come down, if
+/// there is no other one.
+const BEGIN_ACROSS_MS: u64 = LINK_DEAD_MS + 500;
+/// The least of these, when lately nobody began: enough for a daemon that is not late (across nodes, the other one gives its
+/// end 20 ms to do it).
+const LEAST_MS: u64 = 5;
+const LEAST_ACROSS_MS: u64 = 50;
+/// Who waits for less than this many milliseconds does so because nobody began lately.
+const SHORT_MS: u64 = 100;
 /// Milliseconds without another byte after which there is no more room in TCP's queue, which cannot have all that lay unread.
 const FULL_MS: u64 = 20;
 
-/// Until then (CLOCK_MONOTONIC, ms) nobody is expected to begin: on this node, and across nodes.
-static IN_VAIN_UNTIL_MS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// What was asked of the daemon, and not even read by it.
+static UNREAD: Unanswered = Unanswered::none();
 
 /// What lay unread, as it comes into TCP's queue.
 struct Coming {
@@ -55,34 +61,58 @@ impl Coming {
 /// How long a call waits, in milliseconds.
 struct Patience {
     begin: u64,
+    /// The same, if the daemon does not read what it is asked.
+    begin_unread: u64,
     /// From then on (CLOCK_MONOTONIC) what is on TCP, or on its way there, has so long to come.
     coming_ms: u64,
-    in_vain_until: &'static AtomicU64,
 }
 
 impl Patience {
     fn of(group: &LinkGroup, now: u64) -> Self {
         let across = group.is_remote();
-        let begin = match () {
-            () if across => BEGIN_ACROSS_MS,
-            () if daemon::has_ended() => ALONE_MS,
-            () => BEGIN_MS,
+        let (most, least) = match () {
+            () if across => (BEGIN_ACROSS_MS, LEAST_ACROSS_MS),
+            () if daemon::has_ended() => (ALONE_MS, LEAST_MS),
+            () => (BEGIN_MS, LEAST_MS),
         };
-        let in_vain_until = &IN_VAIN_UNTIL_MS[usize::from(across)];
+        let begin = group.unanswered.patience(most, least, now);
         Patience {
-            begin: match now < in_vain_until.load(Relaxed) {
-                true => AGAIN_MS,
-                false => begin,
+            begin,
+            begin_unread: match across {
+                true => begin,
+                false => UNREAD.patience(begin, least, now),
             },
-            coming_ms: if across { now + begin } else { 0 },
-            in_vain_until,
+            coming_ms: if across { now + most } else { 0 },
         }
     }
 
     /// Is nobody expected to begin any more? (Time in which this process has not run, because it was stopped or throttled, does
     /// not count.)
-    fn is_over(&self, waited: u64, asked: &Asked) -> bool {
-        waited > self.begin && (self.begin == AGAIN_MS || asked.has_waited_enough())
+    fn is_over(&self, group: &LinkGroup, waited: u64, asked: &Asked) -> bool {
+        let over = |most: u64| waited > most && (most < SHORT_MS || asked.has_waited_enough());
+        // (A daemon that has read what it is asked will act, however late it was before.)
+        over(self.begin) || over(self.begin_unread) && is_unread(group)
+    }
+}
+
+/// Has the daemon that could act yet to read that it is asked?
+fn is_unread(group: &LinkGroup) -> bool {
+    !group.is_remote() && !daemon::has_read_all()
+}
+
+/// Nobody has begun.
+fn in_vain(group: &LinkGroup) -> &Unanswered {
+    match is_unread(group) {
+        true => &UNREAD,
+        false => &group.unanswered,
+    }
+}
+
+/// The sender, or a daemon in its stead, has begun.
+fn has_begun(c: &Conn, group: &LinkGroup, m: &Memory) {
+    group.unanswered.clear();
+    if c.rx.is_coming(m) {
+        UNREAD.clear();
     }
 }
 
@@ -92,7 +122,7 @@ pub fn bring_unread(i: u32) {
     let (c, l, began) = (table::conn(i), table::local(i), sys::now_ms());
     let mut asked = Asked::new();
     let (mut coming, mut patience) = (None, None);
-    let mut on_tcp_ms = None;
+    let (mut on_tcp_ms, mut awaited) = (None, false);
     loop {
         // (A daemon that is gone asks no one for anything; the other node's has its end come down by itself.)
         let Some((group, m)) = attached::of(c, l).filter(|(g, _)| !(g.is_remote() && g.is_dead()))
@@ -120,6 +150,9 @@ pub fn bring_unread(i: u32) {
             match c.rx.before_deaf(&m, &port) {
                 Ok(BeforeDeaf::Stays | BeforeDeaf::Impossible) | Err(_) => return,
                 Ok(BeforeDeaf::OnTcp) => {
+                    if awaited {
+                        has_begun(c, group, &m);
+                    }
                     // (Counted from here, not from the call: the daemon may have begun late, and may be late in the middle.)
                     let since = most.coming_ms.max(*on_tcp_ms.get_or_insert(now));
                     let claimed = c.rx.is_coming(&m);
@@ -129,12 +162,12 @@ pub fn bring_unread(i: u32) {
                     }
                 }
                 Ok(BeforeDeaf::Sender)
-                    if most.is_over(waited, &asked) && c.rx.deaf_all_the_same(&m) =>
+                    if most.is_over(group, waited, &asked) && c.rx.deaf_all_the_same(&m) =>
                 {
-                    return most.in_vain_until.store(now + IN_VAIN_MS, Relaxed);
+                    return in_vain(group).add(now);
                 }
                 Ok(BeforeDeaf::Sender) if waited > BEGIN_ACROSS_MS + COMING_MS => return,
-                Ok(BeforeDeaf::Sender) => {}
+                Ok(BeforeDeaf::Sender) => awaited = true,
             }
             fd
         };

@@ -12,14 +12,13 @@ use crate::tcp::{self, ends, probes, reset};
 use core::sync::atomic::Ordering::*;
 use lane::abi::marks;
 use lane::family::{state, Cause, Conn};
-use lane::half::leave::{Attempt, Step};
+use lane::half::leave::{leave_ms, Attempt, Step};
 use lane::half::{tx, Memory, Progress};
 use lane::num;
 use lane::proto::reason::Reason;
 
-/// Milliseconds that a connection's peer gets to put bytes back on TCP, or to take them from there, before descriptors leave:
-/// those of one call all together. After that, the connections that are not on TCP yet are reset.
-pub const LEAVE_MS: u64 = 2000;
+/// Milliseconds after which a connection that was lent is not waited for any more.
+const LENT_MS: u64 = 2 * leave_ms(true);
 
 /// Gives both directions of a connection back to the kernel for good, before an operation that a lane cannot
 /// carry. False: the peer did not put its bytes back in time, and the connection was reset; or the peer is gone,
@@ -59,7 +58,7 @@ pub fn lend(i: u32, fd: i32) {
     table::lend(c);
     // (If a thread that waits for it has been killed, nobody has cleared the word.)
     let (now, before) = (sys::now_ms(), l.lent_ms.load(Relaxed));
-    if l.leaving.load(Relaxed) == 0 || now > before + 2 * LEAVE_MS {
+    if l.leaving.load(Relaxed) == 0 || now > before + LENT_MS {
         l.lent_ms.store(now, Relaxed);
     }
     enter_inode(c, fd);
@@ -69,7 +68,7 @@ pub fn lend(i: u32, fd: i32) {
     }
 }
 
-/// Waits until the connections that were lent are on TCP: each for at most [`LEAVE_MS`] since it was lent, whichever thread
+/// Waits until the connections that were lent are on TCP: each for at most [`leave_ms`] since it was lent, whichever thread
 /// lent it. From now on they rest, as if they had all been lent just now.
 pub fn all_left() {
     let mut asked = Asked::new();
@@ -87,7 +86,7 @@ pub fn all_left() {
             }
             let waited = sys::now_ms().saturating_sub(l.lent_ms.load(Relaxed));
             let left = step(who, Reason::Left, waited).is_some();
-            let late = waited > LEAVE_MS && asked.has_waited_enough();
+            let late = waited > who.patience_ms() && asked.has_waited_enough();
             match left || late {
                 true => _ = l.leaving.compare_exchange(word, 0, Relaxed, Relaxed),
                 false => waits = Some(who),
@@ -106,7 +105,7 @@ pub fn all_left() {
     }
     let now = sys::now_ms();
     table::each_fd(|_, i, c| {
-        if now < table::local(i).lent_ms.load(Relaxed) + 2 * LEAVE_MS {
+        if now < table::local(i).lent_ms.load(Relaxed) + LENT_MS {
             table::rests(c);
         }
     });
@@ -170,6 +169,12 @@ impl Leaver {
         known.into_iter().find(same)
     }
 
+    /// For how long the call waits.
+    fn patience_ms(self) -> u64 {
+        let (c, l) = self.parts();
+        leave_ms(attached::of(c, l).is_some_and(|(group, _)| group.is_remote()))
+    }
+
     /// Ends it with a reset, if it is still open.
     fn reset(self, r: Reason) {
         let (c, _) = self.parts();
@@ -200,7 +205,7 @@ fn come_down(who: Leaver, why: Reason) -> bool {
         if asked.is_due() {
             asked.ask(who.i);
         }
-        if waited > LEAVE_MS && asked.has_waited_enough() {
+        if waited > who.patience_ms() && asked.has_waited_enough() {
             who.reset(Reason::Stalled);
             return false;
         }

@@ -34,7 +34,7 @@ pub(super) fn gone(i: u32, c: &Conn, group: &LinkGroup) {
         poisoned = poisoned.or(c.rx.orphan(&m).err());
     }
     match poisoned {
-        Some(r) => crate::tcp::reset(c, fd, r),
+        Some(r) => crate::tcp::reset_if_open(c, l, r),
         None => set_reason(c, Reason::DaemonLost),
     }
 }

@@ -144,7 +144,7 @@ pub fn reclaim(i: u32, c: &Conn) {
         return;
     }
     if let Err(r) = take_back(c, l, (group, &m)) {
-        crate::tcp::reset(c, l.fd.load(Relaxed), r);
+        crate::tcp::reset_if_open(c, l, r);
     }
     waiters::look(i);
     sets::notify(i);

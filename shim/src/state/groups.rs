@@ -4,6 +4,7 @@
 //! child uses only to take inherited lanes down.
 
 use crate::state::fdtab;
+use crate::state::unanswered::Unanswered;
 use crate::sys::{self, lock, pids};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use lane::abi::{
@@ -61,6 +62,8 @@ pub struct LinkGroup {
     vain: AtomicU32,
     /// Until when (ns) its doorbell and counters are ignored because of that.
     muted_until: AtomicU64,
+    /// Shutdowns of both directions for which the other client did not do its part, nor anybody in its stead.
+    pub unanswered: Unanswered,
     pub own: Area,
     pub peer: Area,
     /// Our end of the doorbell + 1 (0: none).
@@ -254,6 +257,7 @@ impl LinkGroup {
         self.leader.store(0, Relaxed);
         self.dead.store(0, Relaxed);
         self.vain.store(0, Relaxed);
+        self.unanswered.clear();
         for w in &self.sets {
             w.store(0, Relaxed);
         }

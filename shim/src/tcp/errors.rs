@@ -31,6 +31,17 @@ pub fn reset(c: &Conn, fd: i32, r: Reason) {
     c.rx.abandon();
 }
 
+/// The same for who has no lock of the connection, if it is still open.
+#[cold]
+pub fn reset_if_open(c: &Conn, l: &Local, r: Reason) {
+    // (Until the lock is released, nobody can end a close, after which the number is another connection's.)
+    let _g = lock::lock(&c.tx.lock);
+    let fd = l.fd.load(Relaxed);
+    if table::is_at(c, fd) {
+        reset(c, fd, r);
+    }
+}
+
 /// Milliseconds for who has the lock of the receiving half.
 const BUSY_MS: u32 = 10;
 

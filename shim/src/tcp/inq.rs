@@ -82,8 +82,10 @@ fn hint(i: u32, fd: i32) -> i32 {
         .or_else(|| super::unread(i, fd))
         .or_else(|| sys::ioctl_i32(fd, libc::FIONREAD).ok())
         .unwrap_or(0);
-    // (A reset is no end.)
-    let end = tcp & (libc::POLLRDHUP | libc::POLLERR) == libc::POLLRDHUP && end_received(fd);
+    // (A reset is no end, nor is the FIN of a process that has died with bytes of ours unread on the ring.)
+    let end = tcp & (libc::POLLRDHUP | libc::POLLERR) == libc::POLLRDHUP
+        && end_received(fd)
+        && !attached::of(c, table::local(i)).is_some_and(|(_, m)| c.rx.is_reset_by_death(&m));
     unread.saturating_add(i32::from(end))
 }
 

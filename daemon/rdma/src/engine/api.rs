@@ -4,6 +4,7 @@ use super::{ClientId, LaneId, LinkId, RailId};
 use crate::verbs::Gid;
 use crate::wire::LinkEnd;
 use lane::abi::{Cursor, Epoch, Loc, TcpPos};
+use lane::half::leave::LINK_QUIET_MS;
 use std::sync::Arc;
 
 /// Sizes and times. All of them may differ between the two ends; `first` must differ.
@@ -51,7 +52,7 @@ impl Config {
             window: 1 << 20,
             retry_ns: 100_000_000,
             setup_ns: 5_000_000_000,
-            quiet_ns: 1_000_000_000,
+            quiet_ns: LINK_QUIET_MS * 1_000_000,
             ask_ns: 5_000_000_000,
             // Half a second, three times. Repeating because a busy peer was late costs more than the wait: soft-RoCE
             // then refuses good writes, and may deliver a message wrongly.

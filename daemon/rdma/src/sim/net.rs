@@ -6,7 +6,7 @@ use lane::num;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 
-/// How often a packet is repeated before the queue pair fails, and the interval.
+/// How often a packet is repeated before the queue pair fails, and the usual interval.
 const REPEATS: u32 = 5;
 const REPEAT_NS: u64 = 200_000;
 /// Number of writes that are remembered, to find late writes that land over newer ones.
@@ -226,8 +226,12 @@ impl Inner {
             self.fail(qpn, Status::RetryExceeded);
         } else {
             q.repeats += 1;
-            q.times[1] = q.times[1].max(now + REPEAT_NS);
-            self.at(now + REPEAT_NS, Event::Land(qpn));
+            let next = match self.faults.repeat_ns {
+                0 => now + REPEAT_NS,
+                ns => now + ns,
+            };
+            q.times[1] = q.times[1].max(next);
+            self.at(next, Event::Land(qpn));
         }
     }
 

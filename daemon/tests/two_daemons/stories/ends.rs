@@ -2,7 +2,9 @@
 
 use super::takeover::FRAME;
 use super::*;
+use crate::world::leaving::{Left, Why};
 use lane::abi::takeover;
+use lane::half::leave::LINK_DEAD_MS;
 use lane::half::rx::BeforeDeaf;
 
 /// A receiver rests within a stream whose sender has shut down, and then reads the rest: it finds the end at once, and not
@@ -183,4 +185,78 @@ fn who_has_the_connection_next_cannot_send() {
     assert!(!may_send());
     drop(own);
     s.whole(0);
+}
+
+/// Who leaves, beside a peer that does nothing any more: how that ends, and after how many ms.
+fn leaves(s: &Story) -> (Left, u64) {
+    let process = s.process(0);
+    let i = process.borrow().ends.len() - 1;
+    process.borrow_mut().leave(i, Why::Left);
+    let ended = (0..10_000).find_map(|took| {
+        let step = process.borrow_mut().go_on_leaving(s.w.now.get());
+        s.w.pass(MS);
+        (0..2).for_each(|n| s.serve(n));
+        (step != Left::Waits).then_some((step, took))
+    });
+    ended.expect("an end")
+}
+
+/// An end leaves its lane when all links have just fallen silent, beside a peer that is stopped and has sent what is unread,
+/// or has shut down or ended after that. The daemons get to know that the links are dead after two seconds, and only then
+/// can one of them bring the bytes to TCP. The end waits for both, and nobody is reset.
+#[test]
+fn who_leaves_when_the_links_have_died() {
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Peer {
+        Stopped,
+        StoppedWithPrefix,
+        StoppedWithMore,
+        Shut,
+        Killed,
+    }
+    use Peer::*;
+    for peer in [Stopped, StoppedWithPrefix, StoppedWithMore, Shut, Killed] {
+        let s = Story::up(if peer == StoppedWithPrefix { 500 } else { 0 });
+        s.send(1, 1000);
+        s.carry();
+        // (The device repeats a packet for as long as the real ones do, and the silence is noticed first.)
+        s.w.verbs.set_faults(Faults {
+            delay_ns: 1_000,
+            repeat_ns: 600 * MS,
+            ..Faults::default()
+        });
+        s.cut();
+        match peer {
+            // (These are on their way when the wires are cut.)
+            StoppedWithMore => _ = s.send(1, 1000),
+            Shut => s.shutdown(1),
+            Killed => s.kill(1),
+            _ => {}
+        }
+        let (ended, took) = leaves(&s);
+        assert_eq!(ended, Left::Done, "{peer:?}: after {took} ms");
+        // It took as long as the silence does, and on a machine that has much to do there is as much time left as a call
+        // within a node has.
+        let noticed = LINK_DEAD_MS - 100..LINK_DEAD_MS + 500;
+        assert!(noticed.contains(&took), "{peer:?}: {took} ms");
+        match peer {
+            Killed => drop(s),
+            _ => s.whole(0),
+        }
+    }
+}
+
+/// What was sent before a switch is unread, and its sender has come down by itself since then: the frame lies behind bytes
+/// that only the connection's next owner may read. It is reset, and at once.
+#[test]
+fn who_leaves_before_a_frame() {
+    let s = Story::up(500);
+    s.send(1, 1000);
+    s.carry();
+    s.down(1).unwrap();
+    s.carry();
+    let (ended, took) = leaves(&s);
+    assert!(matches!(ended, Left::Stalled | Left::Late), "{ended:?}");
+    assert!(took < 200, "{took}");
+    s.process(0).borrow_mut().abort(0);
 }

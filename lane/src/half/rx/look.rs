@@ -185,6 +185,13 @@ impl RxState {
         head.since(start) > taken
     }
 
+    /// Does a FIN that has come stand for a reset, because the other end died so? (Whether this was reported or not.) Not if
+    /// it sent the FIN before.
+    pub fn is_reset_by_death(&self, m: &Memory) -> bool {
+        let told = m.own_rx().marks.load(Relaxed) & marks::CUT != 0;
+        self.said(m) & marks::ENDED == 0 && (told || self.died_unread(m, false))
+    }
+
     /// On one node: the other end's `marks`, if they are of this use of the lane.
     pub fn said(&self, m: &Memory) -> u32 {
         // Acquire: the other end attaches its receiving half, which resets the marks, before it stores the epoch.
