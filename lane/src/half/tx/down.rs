@@ -54,16 +54,12 @@ impl TxState {
             let resumed = self.resume(m, port, m.peer_rx().revoked.load(Relaxed))?;
             Ok(resumed.unwrap_or(Progress::Done))
         } else if word.has(rx::CLOSED) {
-            // Nobody reads any more: the kernel gives the application TCP's own errors.
+            // Nobody reads any more: the kernel gives the application TCP's own errors. A daemon must learn that there is
+            // nothing to take over; or, if we are the daemon and have taken the direction over, the end must learn that
+            // this is finished.
             self.downs.fetch_add(1, Relaxed);
-            if m.is_remote() {
-                // A daemon must learn that there is nothing to take over; or, if we are the daemon and have taken the
-                // direction over, the end must learn that this is finished.
-                let epoch = self.epoch.load(Relaxed);
-                return Ok(self.settle(m, port, epoch, tx::BROKEN));
-            }
-            self.mode.store(mode::TCP, Relaxed);
-            Ok(Progress::Done)
+            let epoch = self.epoch.load(Relaxed);
+            Ok(self.settle(m, port, epoch, tx::BROKEN))
         } else if word.has(rx::WANT_DOWN) {
             self.down(m, port)
         } else {
