@@ -128,7 +128,10 @@ impl Bench {
         for run in PROGRAMS.iter().filter(|r| r.stage == stage) {
             let path = tree::messages(said)
                 .filter(|v| v["reason"] == "compiler-artifact" && v["profile"]["test"] == true)
-                .find(|v| run.is(v["target"]["name"].as_str().unwrap_or_default()))
+                .find(|v| {
+                    let of = |v: &serde_json::Value| v.as_str().unwrap_or_default().to_string();
+                    run.is(&of(&v["target"]["name"]), &of(&v["manifest_path"]))
+                })
                 .and_then(|v| Some(PathBuf::from(v["executable"].as_str()?)));
             let name = run.name();
             let mut p = Program::new(run, path.with_context(|| format!("{name} was not built"))?);

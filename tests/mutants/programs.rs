@@ -2,6 +2,7 @@
 
 use crate::rewrite::Key;
 use anyhow::{Context, Result};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -17,18 +18,20 @@ pub struct Run {
     env: &'static [(&'static str, &'static str)],
 }
 
-/// The programs are built in three steps, each only when a change has survived those before.
+/// The programs are built and run in steps, each only with what has survived those before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// The contract crate's own tests, which take seconds to build.
+    /// The contract crate's own tests, which take seconds to build, and no second to run.
     Lane,
     /// Those of the engine and of the daemon, with all that they need.
     Daemon,
+    /// What takes many seconds to run.
+    Slow,
     /// The contract crate's tests under loom.
     Loom,
 }
 
-pub const STAGES: [Stage; 3] = [Stage::Lane, Stage::Daemon, Stage::Loom];
+pub const STAGES: [Stage; 4] = [Stage::Lane, Stage::Daemon, Stage::Slow, Stage::Loom];
 
 const fn run(stage: Stage, package: &'static str, target: &'static str) -> Run {
     let (args, env): (&[&str], &[(&str, &str)]) = (&[], &[]);
@@ -55,20 +58,12 @@ const fn daemon(target: &'static str) -> Run {
 
 /// Of each stage the quick ones first.
 pub static PROGRAMS: [Run; 16] = [
-    lane("lib"),
     lane("lane_alone"),
     lane("lane_cases"),
     lane("takeover_cases"),
+    lane("lib"),
     Run {
-        env: &[("PROPTEST_CASES", "2000"), SAME_CASES],
-        ..lane("lane_random")
-    },
-    Run {
-        env: &[SAME_CASES],
-        ..lane("lane_hostile")
-    },
-    Run {
-        env: &[SAME_CASES],
+        env: &[SAME_CASES, NO_SHRINKING],
         ..lane("takeover_hostile")
     },
     engine("engine_alone"),
@@ -81,10 +76,22 @@ pub static PROGRAMS: [Run; 16] = [
     engine("lib"),
     engine("hostile"),
     Run {
+        stage: Stage::Slow,
+        env: &[("PROPTEST_CASES", "2000"), SAME_CASES, NO_SHRINKING],
+        ..lane("lane_random")
+    },
+    Run {
+        stage: Stage::Slow,
+        env: &[SAME_CASES, NO_SHRINKING],
+        ..lane("lane_hostile")
+    },
+    Run {
+        stage: Stage::Slow,
         env: &[("SEEDS", "300")],
         ..engine("seeds")
     },
     Run {
+        stage: Stage::Slow,
         args: &["--skip", "stories"],
         env: &[("SEEDS", "400")],
         ..daemon("two_daemons")
@@ -94,6 +101,8 @@ pub static PROGRAMS: [Run; 16] = [
 
 /// Random operations are the same in each run.
 const SAME_CASES: (&str, &str) = ("PROPTEST_RNG_SEED", "1");
+/// Whether one fails is all that counts.
+const NO_SHRINKING: (&str, &str) = ("PROPTEST_MAX_SHRINK_ITERS", "0");
 
 /// A test program that runs so many times longer than without a mutant hangs.
 const SLOWER: u32 = 20;
@@ -128,14 +137,19 @@ impl Run {
         dirs.iter().any(|d| key.file.starts_with(d))
     }
 
-    /// Is that what cargo has built it from?
-    pub fn is(&self, target: &str) -> bool {
-        let name = match (self.target, self.package) {
-            ("lib", "underpass-lane") => "lane",
-            ("lib", package) => package,
-            (target, _) => target,
+    /// Is that what cargo has built it from: a target of the package in this folder?
+    pub fn is(&self, target: &str, manifest: &str) -> bool {
+        let (name, at) = match self.package {
+            "underpass-lane" => ("lane", "lane/Cargo.toml"),
+            "underpass-rdma" => ("underpass_rdma", "daemon/rdma/Cargo.toml"),
+            package => (package, "daemon/Cargo.toml"),
         };
-        name.replace('-', "_") == target.replace('-', "_")
+        let name = if self.target == "lib" {
+            name
+        } else {
+            self.target
+        };
+        name == target && manifest.ends_with(&format!("/{at}"))
     }
 }
 
@@ -195,26 +209,31 @@ impl Program {
         }
         let mut child = c.spawn().with_context(|| self.name.clone())?;
         let end = Instant::now() + self.limit;
-        let status = loop {
+        let failed = || {
+            failed(&String::from_utf8_lossy(
+                &std::fs::read(&said).unwrap_or_default(),
+            ))
+        };
+        let seen = loop {
             if let Some(status) = child.try_wait()? {
-                break Some(status);
+                break match status.success() {
+                    true => Seen::Passes,
+                    false => Seen::Fails(failed()),
+                };
             }
-            if Instant::now() > end {
+            // One failed test is enough.
+            let first = failed();
+            if first.is_some() || Instant::now() > end {
                 child.kill()?;
                 child.wait()?;
-                break None;
+                break first.map_or(Seen::Hangs, |t| Seen::Fails(Some(t)));
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        let text = std::fs::read(&said).unwrap_or_default();
         if !loud {
             std::fs::remove_file(&said)?;
         }
-        Ok(match status {
-            None => Seen::Hangs,
-            Some(s) if s.success() => Seen::Passes,
-            Some(_) => Seen::Fails(failed(&String::from_utf8_lossy(&text))),
-        })
+        Ok(seen)
     }
 }
 
@@ -226,21 +245,18 @@ fn failed(said: &str) -> Option<String> {
         .next()
 }
 
-/// How the programs of a stage are chosen: arguments for cargo.
+/// How the programs of a stage are chosen: arguments for cargo. (Whatever the daemon's tests need is built in one way.)
 pub fn targets(stage: Stage) -> Vec<&'static str> {
+    let packages = match stage {
+        Stage::Lane | Stage::Loom => &PACKAGES[..1],
+        Stage::Daemon | Stage::Slow => &PACKAGES[..],
+    };
+    let of = |r: &&Run| packages.contains(&r.package) && r.target != "lib" && stage != Stage::Loom;
+    let tests: BTreeSet<&str> = PROGRAMS.iter().filter(of).map(|r| r.target).collect();
     let mut all = vec!["--lib"];
-    for (n, r) in PROGRAMS.iter().enumerate() {
-        let before =
-            |same: &dyn Fn(&Run) -> bool| PROGRAMS[..n].iter().any(|o| o.stage == stage && same(o));
-        if r.stage != stage {
-            continue;
-        }
-        if !before(&|o| o.package == r.package) {
-            all.extend(["-p", r.package]);
-        }
-        if r.target != "lib" && !before(&|o| o.target == r.target) {
-            all.extend(["--test", r.target]);
-        }
-    }
+    packages.iter().for_each(|p| all.extend(["-p", p]));
+    tests.into_iter().for_each(|t| all.extend(["--test", t]));
     all
 }
+
+const PACKAGES: [&str; 3] = ["underpass-lane", "underpass-rdma", "underpassd"];

@@ -81,7 +81,7 @@ pub fn cargo(to: &Path, stage: Stage) -> Command {
         .stderr(Stdio::inherit());
     let (at, flags) = match stage {
         Stage::Loom => ("build-loom", "--cfg loom -Awarnings"),
-        Stage::Lane | Stage::Daemon => ("build", "-Awarnings"),
+        _ => ("build", "-Awarnings"),
     };
     c.env("CARGO_TARGET_DIR", to.join(at))
         .env("RUSTFLAGS", flags);
