@@ -1,6 +1,6 @@
 //! Mutants of the switch, takeover and what daemons do across nodes: each must fail a test that needs no virtual machine.
 //!
-//! All mutants of the files below are built at once, each behind a test of its number, in a copy of the tree under
+//! All mutants of a sample are built at once, each behind a test of its number, in a copy of the tree under
 //! `target/mutants`; a run of the test programs with `MUTANT=n` then has that one. A seeded sample is run, of every
 //! mutant only as many programs as it survives. It fails if a mutant survives that `survivors.md` does not explain.
 //!
@@ -101,11 +101,16 @@ impl Bench {
         })
     }
 
-    /// Builds the programs of a stage, without the mutants that do not compile.
-    fn build(&mut self, stage: Stage) -> Result<Vec<Program>> {
+    /// Builds the programs of a stage with the mutants of the sample, but for those that do not compile.
+    fn build(&mut self, stage: Stage, sample: &[usize]) -> Result<Vec<Program>> {
         let (from, list) = (self.to.join("from"), self.to.join("without"));
+        let sample: BTreeSet<usize> = sample.iter().copied().collect();
         for _ in 0..40 {
-            tree::write(&self.to, &self.without)?;
+            let others = (0..self.mutants.len()).filter(|n| !sample.contains(n));
+            tree::write(
+                &self.to,
+                &others.chain(self.without.iter().copied()).collect(),
+            )?;
             let out = tree::cargo(&self.to, stage).output()?;
             let said = String::from_utf8_lossy(&out.stdout);
             if out.status.success() {
@@ -215,7 +220,7 @@ impl Bench {
             if !left.iter().any(|n| tries(self, n)) {
                 continue;
             }
-            let programs = self.build(stage)?;
+            let programs = self.build(stage, sample)?;
             let now: BTreeSet<usize> = left.iter().copied().filter(|n| tries(self, n)).collect();
             println!("{stage:?}: {} to try", now.len());
             let stay = self.run_stage(&now, &programs, loud)?;

@@ -259,4 +259,4 @@ pub fn targets(stage: Stage) -> Vec<&'static str> {
     all
 }
 
-const PACKAGES: [&str; 3] = ["underpass-lane", "underpass-rdma", "underpassd"];
+pub const PACKAGES: [&str; 3] = ["underpass-lane", "underpass-rdma", "underpassd"];

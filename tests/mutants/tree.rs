@@ -1,6 +1,6 @@
 //! The copy of the tree that has the mutants, and what builds it.
 
-use crate::programs::{targets, Stage};
+use crate::programs::{targets, Stage, PACKAGES};
 use crate::rewrite::{Mutant, Rewriter};
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -71,20 +71,23 @@ pub fn cargo(to: &Path, stage: Stage) -> Command {
     let mut c = Command::new(env!("CARGO"));
     c.current_dir(to.join("tree"))
         .args(["test", "--release", "--no-run", "--message-format=json"])
-        .args(["--config", "profile.release.lto=false"])
-        .args(["--config", "profile.release.codegen-units=16"])
-        .args(["--config", "profile.release.debug=false"])
         // As tests are built anyhow; otherwise all is built twice, once for the daemon's program.
         .args(["--config", "profile.release.panic=\"unwind\""])
-        .args(["--config", "profile.release.package.\"*\".opt-level=1"])
         .args(targets(stage))
         .stderr(Stdio::inherit());
-    let (at, flags) = match stage {
-        Stage::Loom => ("build-loom", "--cfg loom -Awarnings"),
-        _ => ("build", "-Awarnings"),
+    for package in PACKAGES {
+        let of = |what: &str| format!("profile.release.package.{package}.{what}");
+        c.args(["--config", &of("codegen-units=16")]);
+        c.args(["--config", &of("debug=false")]);
+    }
+    let at = match stage {
+        Stage::Loom => {
+            c.env("RUSTFLAGS", "--cfg loom -Awarnings");
+            "build-loom"
+        }
+        _ => "build",
     };
-    c.env("CARGO_TARGET_DIR", to.join(at))
-        .env("RUSTFLAGS", flags);
+    c.env("CARGO_TARGET_DIR", to.join(at));
     c
 }
 

@@ -11,6 +11,7 @@ mod end;
 mod ends;
 mod leaving;
 mod receive;
+mod sends;
 mod taken;
 mod up;
 mod work;

@@ -254,8 +254,8 @@ impl TxState {
     /// made as well: it has to come before the first call of whoever has the connection next, and the daemon's may not.
     pub fn come_down(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
         let step = match self.look(m, port)? {
-            Progress::Done if self.mode.load(Relaxed) != mode::TCP => self.down(m, port)?,
-            step => step,
+            Progress::Done => self.down(m, port)?,
+            Progress::Blocked => Progress::Blocked,
         };
         self.end_late(port);
         Ok(step)
