@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Who has caught a change.
+/// Who has caught a change; nobody, if it passes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Catch {
     pub program: String,
@@ -27,6 +27,7 @@ pub struct Caught {
 /// What a line has for a test that was not told.
 const SOME: &str = "?";
 const HANGS: &str = "hangs";
+const PASSES: &str = "passes";
 
 impl Caught {
     /// `files`: what decides, names and texts.
@@ -49,20 +50,21 @@ impl Caught {
             };
             let seen = match test {
                 HANGS => Seen::Hangs,
+                PASSES => Seen::Passes,
                 SOME => Seen::Fails(None),
                 t => Seen::Fails(Some(t.to_string())),
             };
             let program = program.to_string();
-            let of = match tree == all.tree {
-                true => &mut all.now,
-                false => &mut all.before,
-            };
-            of.insert(key.to_string(), Catch { program, seen });
+            let same = tree == all.tree;
+            let of = if same { &mut all.now } else { &mut all.before };
+            if same || seen != Seen::Passes {
+                of.insert(key.to_string(), Catch { program, seen });
+            }
         }
         Ok(all)
     }
 
-    /// Was it caught on this tree?
+    /// Was it tried on this tree?
     pub fn is(&self, key: &Key) -> Option<&Catch> {
         self.now.get(&key.name())
     }
@@ -75,8 +77,9 @@ impl Caught {
     pub fn add(&mut self, key: &Key, catch: Catch) -> Result<()> {
         let test = match &catch.seen {
             Seen::Fails(Some(t)) => t,
+            Seen::Fails(None) => SOME,
             Seen::Hangs => HANGS,
-            _ => SOME,
+            Seen::Passes => PASSES,
         };
         let line = [&self.tree, &key.name(), &catch.program, test].join("\t") + "\n";
         let mut f = std::fs::OpenOptions::new();

@@ -11,6 +11,7 @@
 //! make mutants ARGS="[SAMPLE [SEED]]"          300 and 1
 //! make mutants ARGS="only N..."                these, and says what the test programs print
 //! make mutants ARGS="in PART [SAMPLE [SEED]]"  those of files whose name has PART
+//! make mutants ARGS="300 and in rail 50"        more than one of these
 //! make mutants ARGS=list                       all of them, with their numbers
 //! ```
 
@@ -46,21 +47,22 @@ fn main() -> Result<()> {
         return Ok(());
     }
     let mut bench = Bench::new()?;
-    let all = 0..bench.mutants.len();
-    let (sample, loud): (Vec<usize>, bool) = match words.as_slice() {
-        ["only", which @ ..] => (
-            which.iter().map(|n| n.parse()).collect::<Result<_, _>>()?,
-            true,
-        ),
-        ["in", part, rest @ ..] => {
-            let of: Vec<usize> = all
-                .filter(|n| bench.mutants[*n].key.file.contains(part))
-                .collect();
-            (choose(of, rest)?, false)
-        }
-        rest => (choose(all.collect(), rest)?, false),
-    };
-    bench.run(&sample, loud)
+    if let ["only", which @ ..] = words.as_slice() {
+        let sample: Result<Vec<usize>, _> = which.iter().map(|n| n.parse()).collect();
+        return bench.run(&sample?, true);
+    }
+    let mut sample = BTreeSet::new();
+    for part in words.split(|w| *w == "and") {
+        let all = 0..bench.mutants.len();
+        sample.extend(match part {
+            ["in", part, rest @ ..] => {
+                let is = |n: &usize| bench.mutants[*n].key.file.contains(part);
+                choose(all.filter(is).collect(), rest)?
+            }
+            rest => choose(all.collect(), rest)?,
+        });
+    }
+    bench.run(&Vec::from_iter(sample), false)
 }
 
 /// A sample of so many, by a seed.
@@ -204,12 +206,11 @@ impl Bench {
 
     fn run(&mut self, sample: &[usize], loud: bool) -> Result<()> {
         let begin = Instant::now();
-        let known = |b: &Bench, n: &usize| {
-            let caught = b.caught.lock().expect("lock");
-            !loud && caught.is(&b.mutants[*n].key).is_some()
-        };
         let mut left: BTreeSet<usize> = sample.iter().copied().collect();
-        left.retain(|n| !known(self, n));
+        if !loud {
+            let caught = self.caught.lock().expect("lock");
+            left.retain(|n| caught.is(&self.mutants[*n].key).is_none());
+        }
         let before = sample.len() - left.len();
         for stage in STAGES {
             let tries = |b: &Bench, n: &usize| {
@@ -227,26 +228,28 @@ impl Bench {
             left.retain(|n| !now.contains(n) || stay.contains(n));
         }
         left.retain(|n| !self.without.contains(n));
-        left.iter()
-            .for_each(|n| println!("{}: SURVIVES", self.mutants[*n].name(*n)));
+        for n in &left {
+            println!("{}: SURVIVES", self.mutants[*n].name(*n));
+            let (program, seen) = (String::new(), Seen::Passes);
+            let mut caught = self.caught.lock().expect("lock");
+            caught.add(&self.mutants[*n].key, Catch { program, seen })?;
+        }
         let tried: Vec<usize> = sample
             .iter()
             .copied()
             .filter(|n| !self.without.contains(n))
             .collect();
         let none = sample.len() - tried.len();
+        let left = tried
+            .iter()
+            .copied()
+            .filter(|n| self.was(*n, &Seen::Passes));
+        let left: BTreeSet<usize> = left.collect();
         let unexplained = self.report(&tried, &left)?;
-        let hang = {
-            let caught = self.caught.lock().expect("lock");
-            let hangs = |n: &&usize| {
-                let c = caught.is(&self.mutants[**n].key);
-                c.is_some_and(|c| c.seen == Seen::Hangs)
-            };
-            tried.iter().filter(hangs).count()
-        };
+        let hang = tried.iter().filter(|n| self.was(**n, &Seen::Hangs)).count();
         println!(
-            "{} mutants in all, {} tried, {} caught ({hang} because a test hangs; {before} by a run before, on the same \
-             tree), {} survive, {unexplained} of them unexplained ({none} did not compile), in {:.0} s",
+            "{} mutants in all, {} tried, {} caught ({hang} because a test hangs; {before} tried by a run before, on \
+             the same tree), {} survive, {unexplained} of them unexplained ({none} did not compile), in {:.0} s",
             self.mutants.len(),
             tried.len(),
             tried.len() - left.len(),
@@ -258,6 +261,13 @@ impl Bench {
             "{unexplained} survivors are not explained"
         );
         Ok(())
+    }
+
+    /// What was seen of a mutant on this tree, is it this?
+    fn was(&self, n: usize, seen: &Seen) -> bool {
+        let caught = self.caught.lock().expect("lock");
+        let is = caught.is(&self.mutants[n].key);
+        is.is_some_and(|c| c.seen == *seen)
     }
 
     /// Prints which survivors are explained, and which explanations are out of date. Returns the number of

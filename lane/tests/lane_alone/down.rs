@@ -372,7 +372,7 @@ fn tcp_fails_on_the_way_down() {
         e.tcp.room.set(room);
         assert_eq!(e.tx.down(&e.memory(), &e.tcp), Ok(Progress::Blocked));
         e.tcp.error.set(libc::EPIPE);
-        assert_eq!(e.tx.drain(&e.memory(), &e.tcp), Ok(Progress::Done));
+        assert_eq!(e.tx.look(&e.memory(), &e.tcp), Ok(Progress::Done));
         assert_eq!(e.state(), TxWord::new(FIRST, tx::BROKEN));
         assert_eq!(e.tx.error.take(), libc::EPIPE);
         assert_eq!(e.mode(), mode::TCP);

@@ -9,6 +9,7 @@ mod died;
 mod down;
 mod end;
 mod ends;
+mod goes_on;
 mod leaving;
 mod receive;
 mod sends;

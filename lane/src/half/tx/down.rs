@@ -450,11 +450,8 @@ impl TxState {
         }
     }
 
-    /// Continues the way down as far as TCP's buffer takes it.
-    pub fn drain(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
-        if self.mode.load(Relaxed) != mode::DRAIN {
-            return Ok(Progress::Done);
-        }
+    /// In mode DRAIN: continues the way down as far as TCP's buffer takes it.
+    pub(super) fn drain(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
         let epoch = self.epoch.load(Relaxed);
         let framed = self.frame_cursor.load(Relaxed) != NO_FRAME;
         while (self.frame_done.load(Relaxed) as usize) < LEN {
