@@ -116,7 +116,6 @@ impl Bench {
             let out = tree::cargo(&self.to, stage).output()?;
             let said = String::from_utf8_lossy(&out.stdout);
             if out.status.success() {
-                known::store(&from, &list, &self.mutants, &self.without)?;
                 return self.find(stage, &said);
             }
             let bad = tree::wrong(&self.to, &said)?;
@@ -125,6 +124,7 @@ impl Bench {
                 bail!("the tree with mutants does not build");
             }
             self.without.extend(bad);
+            known::store(&from, &list, &self.mutants, &self.without)?;
         }
         bail!("too many mutants do not compile")
     }
@@ -150,16 +150,16 @@ impl Bench {
     }
 
     /// What catches a mutant: first the test that has done so before.
-    fn try_one(&self, n: usize, programs: &[&Program], loud: bool) -> Result<Option<Catch>> {
+    fn try_one(&self, n: usize, programs: &[Program], loud: bool) -> Result<Option<Catch>> {
         let key = &self.mutants[n].key;
         let hint = self.caught.lock().expect("lock").hint(key).cloned();
         let is = |p: &Program| hint.as_ref().is_some_and(|h| h.program == p.name);
         let alone = programs.iter().find(|p| is(p)).zip(hint.as_ref());
         let alone = alone.and_then(|(p, h)| match &h.seen {
-            Seen::Fails(Some(test)) => Some((*p, Some(test.as_str()))),
+            Seen::Fails(Some(test)) => Some((p, Some(test.as_str()))),
             _ => None,
         });
-        let mut order = programs.to_vec();
+        let mut order: Vec<&Program> = programs.iter().collect();
         order.sort_by_key(|p| !is(p)); // (which keeps the others' order)
         let all = order.into_iter().map(|p| (p, None));
         for (p, test) in alone.filter(|_| !loud).into_iter().chain(all) {
@@ -187,8 +187,7 @@ impl Bench {
                     return Ok(());
                 };
                 let m = &self.mutants[*n];
-                let of: Vec<&Program> = programs.iter().filter(|p| p.run.has(&m.key)).collect();
-                if let Some(c) = self.try_one(*n, &of, loud)? {
+                if let Some(c) = self.try_one(*n, programs, loud)? {
                     println!("{}: {c}", m.name(*n));
                     self.caught.lock().expect("lock").add(&m.key, c)?;
                 } else {
@@ -213,11 +212,8 @@ impl Bench {
         }
         let before = sample.len() - left.len();
         for stage in STAGES {
-            let tries = |b: &Bench, n: &usize| {
-                let key = &b.mutants[*n].key;
-                let some = PROGRAMS.iter().any(|r| r.stage == stage && r.has(key));
-                some && !b.without.contains(n)
-            };
+            let tries =
+                |b: &Bench, n: &usize| stage.has(&b.mutants[*n].key) && !b.without.contains(n);
             if !left.iter().any(|n| tries(self, n)) {
                 continue;
             }

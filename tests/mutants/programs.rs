@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 /// A test program.
 pub struct Run {
     pub stage: Stage,
-    package: &'static str,
     target: &'static str,
     /// What it is told.
     args: &'static [&'static str],
@@ -23,80 +22,103 @@ pub struct Run {
 pub enum Stage {
     /// The contract crate's own tests, which take seconds to build, and no second to run.
     Lane,
-    /// Those of the engine and of the daemon, with all that they need.
-    Daemon,
-    /// What takes many seconds to run.
-    Slow,
-    /// The contract crate's tests under loom.
+    /// Those that take longer to run.
+    Random,
+    /// The engine's.
+    Engine,
+    /// The contract crate's under loom.
     Loom,
+    /// The daemon's, with all that they need: minutes to build.
+    Daemon,
 }
 
-pub const STAGES: [Stage; 4] = [Stage::Lane, Stage::Daemon, Stage::Slow, Stage::Loom];
+pub const STAGES: [Stage; 5] = [
+    Stage::Lane,
+    Stage::Random,
+    Stage::Engine,
+    Stage::Loom,
+    Stage::Daemon,
+];
 
-const fn run(stage: Stage, package: &'static str, target: &'static str) -> Run {
+impl Stage {
+    /// The package whose tests are run.
+    pub fn package(self) -> &'static str {
+        match self {
+            Stage::Lane | Stage::Random | Stage::Loom => "underpass-lane",
+            Stage::Engine => "underpass-rdma",
+            Stage::Daemon => "underpassd",
+        }
+    }
+
+    /// Is a file among what the stage's programs are built of?
+    pub fn has(self, key: &Key) -> bool {
+        let dirs: &[&str] = match self {
+            Stage::Lane | Stage::Random | Stage::Loom => &["lane/"],
+            Stage::Engine => &["lane/", "daemon/rdma/"],
+            Stage::Daemon => &[""],
+        };
+        dirs.iter().any(|d| key.file.starts_with(d))
+    }
+
+    /// How cargo is told to build them.
+    pub fn targets(self) -> Vec<&'static str> {
+        let same = |r: &&Run| r.stage.package() == self.package() && r.target != "lib";
+        let tests: BTreeSet<&str> = PROGRAMS.iter().filter(same).map(|r| r.target).collect();
+        let mut all = vec!["--lib", "-p", self.package()];
+        if self != Stage::Loom {
+            tests.into_iter().for_each(|t| all.extend(["--test", t]));
+        }
+        all
+    }
+}
+
+const fn run(stage: Stage, target: &'static str) -> Run {
     let (args, env): (&[&str], &[(&str, &str)]) = (&[], &[]);
     Run {
         stage,
-        package,
         target,
         args,
         env,
     }
 }
 
-const fn lane(target: &'static str) -> Run {
-    run(Stage::Lane, "underpass-lane", target)
-}
-
-const fn engine(target: &'static str) -> Run {
-    run(Stage::Daemon, "underpass-rdma", target)
-}
-
-const fn daemon(target: &'static str) -> Run {
-    run(Stage::Daemon, "underpassd", target)
-}
-
 /// Of each stage the quick ones first.
 pub static PROGRAMS: [Run; 16] = [
-    lane("lane_alone"),
-    lane("lane_cases"),
-    lane("takeover_cases"),
-    lane("lib"),
+    run(Stage::Lane, "lane_alone"),
+    run(Stage::Lane, "lane_cases"),
+    run(Stage::Lane, "takeover_cases"),
+    run(Stage::Lane, "lib"),
     Run {
         env: &[SAME_CASES, NO_SHRINKING],
-        ..lane("takeover_hostile")
+        ..run(Stage::Lane, "takeover_hostile")
     },
-    engine("engine_alone"),
+    Run {
+        env: &[("PROPTEST_CASES", "2000"), SAME_CASES, NO_SHRINKING],
+        ..run(Stage::Random, "lane_random")
+    },
+    Run {
+        env: &[SAME_CASES, NO_SHRINKING],
+        ..run(Stage::Random, "lane_hostile")
+    },
+    run(Stage::Engine, "engine_alone"),
+    run(Stage::Engine, "lib"),
+    run(Stage::Engine, "hostile"),
+    Run {
+        env: &[("SEEDS", "300")],
+        ..run(Stage::Engine, "seeds")
+    },
+    run(Stage::Loom, "lib"),
     Run {
         args: &["stories"],
-        ..daemon("two_daemons")
+        ..run(Stage::Daemon, "two_daemons")
     },
-    daemon("lib"),
-    daemon("takeover"),
-    engine("lib"),
-    engine("hostile"),
+    run(Stage::Daemon, "lib"),
+    run(Stage::Daemon, "takeover"),
     Run {
-        stage: Stage::Slow,
-        env: &[("PROPTEST_CASES", "2000"), SAME_CASES, NO_SHRINKING],
-        ..lane("lane_random")
-    },
-    Run {
-        stage: Stage::Slow,
-        env: &[SAME_CASES, NO_SHRINKING],
-        ..lane("lane_hostile")
-    },
-    Run {
-        stage: Stage::Slow,
-        env: &[("SEEDS", "300")],
-        ..engine("seeds")
-    },
-    Run {
-        stage: Stage::Slow,
         args: &["--skip", "stories"],
         env: &[("SEEDS", "400")],
-        ..daemon("two_daemons")
+        ..run(Stage::Daemon, "two_daemons")
     },
-    run(Stage::Loom, "underpass-lane", "lib"),
 ];
 
 /// Random operations are the same in each run.
@@ -124,22 +146,15 @@ impl Run {
             Stage::Loom => " under loom",
             _ => "",
         };
-        [&[self.package, self.target], self.args].concat().join(" ") + loom
-    }
-
-    /// Is a file among what the program is built of?
-    pub fn has(&self, key: &Key) -> bool {
-        let dirs: &[&str] = match self.package {
-            "underpass-lane" => &["lane/"],
-            "underpass-rdma" => &["lane/", "daemon/rdma/"],
-            _ => &[""],
-        };
-        dirs.iter().any(|d| key.file.starts_with(d))
+        [&[self.stage.package(), self.target], self.args]
+            .concat()
+            .join(" ")
+            + loom
     }
 
     /// Is that what cargo has built it from: a target of the package in this folder?
     pub fn is(&self, target: &str, manifest: &str) -> bool {
-        let (name, at) = match self.package {
+        let (name, at) = match self.stage.package() {
             "underpass-lane" => ("lane", "lane/Cargo.toml"),
             "underpass-rdma" => ("underpass_rdma", "daemon/rdma/Cargo.toml"),
             package => (package, "daemon/Cargo.toml"),
@@ -244,19 +259,3 @@ fn failed(said: &str) -> Option<String> {
         .map(str::to_string)
         .next()
 }
-
-/// How the programs of a stage are chosen: arguments for cargo. (Whatever the daemon's tests need is built in one way.)
-pub fn targets(stage: Stage) -> Vec<&'static str> {
-    let packages = match stage {
-        Stage::Lane | Stage::Loom => &PACKAGES[..1],
-        Stage::Daemon | Stage::Slow => &PACKAGES[..],
-    };
-    let of = |r: &&Run| packages.contains(&r.package) && r.target != "lib" && stage != Stage::Loom;
-    let tests: BTreeSet<&str> = PROGRAMS.iter().filter(of).map(|r| r.target).collect();
-    let mut all = vec!["--lib"];
-    packages.iter().for_each(|p| all.extend(["-p", p]));
-    tests.into_iter().for_each(|t| all.extend(["--test", t]));
-    all
-}
-
-pub const PACKAGES: [&str; 3] = ["underpass-lane", "underpass-rdma", "underpassd"];

@@ -1,6 +1,6 @@
 //! The copy of the tree that has the mutants, and what builds it.
 
-use crate::programs::{targets, Stage, PACKAGES};
+use crate::programs::{Stage, STAGES};
 use crate::rewrite::{Mutant, Rewriter};
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -73,12 +73,16 @@ pub fn cargo(to: &Path, stage: Stage) -> Command {
         .args(["test", "--release", "--no-run", "--message-format=json"])
         // As tests are built anyhow; otherwise all is built twice, once for the daemon's program.
         .args(["--config", "profile.release.panic=\"unwind\""])
-        .args(targets(stage))
+        .args(stage.targets())
         .stderr(Stdio::inherit());
-    for package in PACKAGES {
+    let packages: BTreeSet<&str> = STAGES.iter().map(|s| s.package()).collect();
+    for package in packages {
         let of = |what: &str| format!("profile.release.package.{package}.{what}");
         c.args(["--config", &of("codegen-units=16")]);
         c.args(["--config", &of("debug=false")]);
+        if package != Stage::Lane.package() {
+            c.args(["--config", &of("opt-level=1")]); // they take minutes to build, and are small to run
+        }
     }
     let at = match stage {
         Stage::Loom => {
