@@ -5,6 +5,7 @@ use lane::abi::{rx, takeover, tx, Cursor, Landed, Loc, TakeoverWord, TxWord};
 use lane::half::tx::{mode, Adopted, TxState};
 use lane::half::{Baseline, Progress};
 use lane::proto::frame::{Kind, LEN};
+use lane::proto::reason::Reason;
 use std::sync::atomic::Ordering::Relaxed;
 
 fn revokes(e: &Alone, at: u64) {
@@ -51,6 +52,7 @@ fn a_frame_that_was_begun() {
     e.tcp.room.set(5);
     let m = e.memory();
     assert_eq!(e.tx.finish(&m, &e.tcp), Ok(Progress::Blocked));
+    assert_eq!(e.mode(), mode::DRAIN);
     let t = e.take();
     e.tcp.room.set(1000);
     assert_eq!(t.down(&e.taken(), &e.tcp), Ok(Progress::Done));
@@ -222,4 +224,33 @@ fn an_end_right_behind_a_switch() {
     assert_eq!(e.tx.finish(&m, &e.tcp), Ok(Progress::Done));
     let f = e.frame();
     assert_eq!((f.kind, f.cursor.get(), f.rest), (Kind::Fin, 100, 0));
+}
+
+/// The daemon is gone that asked for the end's switch: without an answer nobody knows what the other node has seen. With
+/// one the end goes on. On one node nothing is ever asked.
+#[test]
+fn a_switch_that_nobody_will_answer() {
+    for (flags, back) in [
+        (rx::READY, Err(Reason::InDoubt)),
+        (rx::READY | rx::REVOKED, Ok(Progress::Done)),
+        (is_quiet(true), Ok(Progress::Done)),
+    ] {
+        let e = Alone::new(true);
+        let m = e.memory();
+        e.says(FIRST, rx::READY);
+        assert_eq!(e.tx.try_up(&m, &e.tcp), Ok(false));
+        e.says(FIRST, flags);
+        assert_eq!(e.tx.reclaim(&m, &e.tcp), back, "{flags:?}");
+        let left = if back.is_ok() { mode::TCP } else { mode::ASK };
+        assert_eq!(e.mode(), left);
+    }
+    let e = Alone::up(false);
+    let m = e.memory();
+    e.send(100);
+    e.tcp.room.set(5);
+    assert_eq!(e.tx.down(&m, &e.tcp), Ok(Progress::Blocked));
+    e.take();
+    e.tcp.room.set(1000);
+    assert_eq!(e.tx.reclaim(&m, &e.tcp), Ok(Progress::Done));
+    assert_eq!((e.mode(), e.on_tcp()), (mode::TCP, LEN + 100));
 }

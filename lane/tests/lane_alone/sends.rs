@@ -227,3 +227,18 @@ fn a_shutdown_beside_a_daemon() {
         assert_eq!((e.state(), e.mode(), downs), is, "{phase:?}");
     }
 }
+
+/// A receiver leaves an epoch that it has read, and is ready for the next one, before the sender has noticed: the sender
+/// goes down first. And what the last epoch measured is not the next one's.
+#[test]
+fn a_readiness_while_it_is_up() {
+    let e = Alone::up(false);
+    let m = e.memory();
+    e.says(SECOND, rx::READY);
+    assert_eq!(e.tx.try_up(&m, &e.tcp), Ok(false));
+    assert_eq!((e.mode(), e.tx.epoch.load(Relaxed)), (mode::RING, FIRST));
+    e.tx.full_since_ms.store(7, Relaxed);
+    assert_eq!(e.tx.down(&m, &e.tcp), Ok(Progress::Done));
+    assert_eq!(e.tx.try_up(&m, &e.tcp), Ok(true));
+    assert_eq!(e.tx.full_since_ms.load(Relaxed), 0);
+}
