@@ -5,7 +5,7 @@
 //! mutant only as many programs as it survives. It fails if a mutant survives that `survivors.md` does not explain.
 //!
 //! A run that was stopped goes on where it was. `JOBS=n`: how many mutants are run at a time (else: as many as there are
-//! processors).
+//! processors). `UNTIL=Loom`: only the steps up to that one ([`programs::Stage`]), without a result.
 //!
 //! ```text
 //! make mutants ARGS="[SAMPLE [SEED]]"          300 and 1
@@ -211,7 +211,13 @@ impl Bench {
             left.retain(|n| caught.is(&self.mutants[*n].key).is_none());
         }
         let before = sample.len() - left.len();
-        for stage in STAGES {
+        let until = std::env::var("UNTIL").ok();
+        let mut skipped = false;
+        for (i, stage) in STAGES.into_iter().enumerate() {
+            skipped |= i > 0 && until == Some(format!("{:?}", STAGES[i - 1]));
+            if skipped {
+                continue;
+            }
             let tries =
                 |b: &Bench, n: &usize| stage.has(&b.mutants[*n].key) && !b.without.contains(n);
             if !left.iter().any(|n| tries(self, n)) {
@@ -224,6 +230,17 @@ impl Bench {
             left.retain(|n| !now.contains(n) || stay.contains(n));
         }
         left.retain(|n| !self.without.contains(n));
+        if skipped {
+            left.iter()
+                .for_each(|n| println!("{}: not to the end", self.mutants[*n].name(*n)));
+            let caught = sample.len() - left.len();
+            println!(
+                "{caught} of {}, {} not to the end",
+                sample.len(),
+                left.len()
+            );
+            return Ok(());
+        }
         for n in &left {
             println!("{}: SURVIVES", self.mutants[*n].name(*n));
             let (program, seen) = (String::new(), Seen::Passes);
