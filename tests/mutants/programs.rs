@@ -1,8 +1,9 @@
 //! The test programs, and how they are run.
 
 use crate::rewrite::Key;
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use std::collections::BTreeSet;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -231,6 +232,13 @@ impl Program {
         };
         let seen = loop {
             if let Some(status) = child.try_wait()? {
+                // (Somebody stops the run: that is no catch.)
+                let stopped = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGKILL];
+                ensure!(
+                    !status.signal().is_some_and(|s| stopped.contains(&s)),
+                    "{} was stopped",
+                    self.name
+                );
                 break match status.success() {
                     true => Seen::Passes,
                     false => Seen::Fails(failed()),
