@@ -160,7 +160,8 @@ fn a_receiver_that_closes_within_a_send() {
         let e = Alone::up(false);
         e.reads(1);
         e.says(FIRST, rx::READY | rx::CLOSED);
-        (e.tcp.room.set(room), e.tcp.piece.set(piece));
+        e.tcp.room.set(room);
+        e.tcp.piece.set(piece);
         assert_eq!(e.send(100), Sent::Bytes(100), "{room} {piece}");
         assert_eq!(*e.tcp.out.borrow(), bytes(1, 1 + room.min(99) as u64));
     }
