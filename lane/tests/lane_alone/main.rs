@@ -3,6 +3,7 @@
 
 #![cfg(not(loom))]
 
+mod attempts;
 mod bring;
 mod counts;
 mod died;
