@@ -20,7 +20,6 @@ use crate::abi::{
 };
 use crate::num;
 use crate::prim::{self, fence};
-use crate::proto::frame::LEN;
 use crate::proto::reason::Reason;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
@@ -180,7 +179,6 @@ impl TxState {
         self.head.store(head, Relaxed);
         self.epoch.store(base, Relaxed);
         self.mode.store(mode::TCP, Relaxed);
-        self.frame_done.store(num::small(LEN), Relaxed);
         self.full_since_ms.store(0, Relaxed);
         self.reclaimed.store(Epoch::NONE, Relaxed);
         let w = m.own_tx();
@@ -427,10 +425,8 @@ impl TxState {
             return head;
         }
         let kept = head.min(self.drain_at.load(Relaxed).max(begin));
-        if kept < head {
-            self.head.store(kept, Relaxed);
-            m.own_head().store(kept, Release);
-        }
+        self.head.store(kept, Relaxed);
+        m.own_head().store(kept, Release);
         kept
     }
 

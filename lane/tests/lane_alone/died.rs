@@ -90,11 +90,15 @@ fn within_a_switch_up() {
                 if !died {
                     break;
                 }
-                let announced = e.state() == TxWord::new(FIRST, tx::UP);
+                let state = e.state();
+                let announced = state == TxWord::new(FIRST, tx::UP);
                 unsaid += u32::from(!announced);
                 assert_eq!(e.mode(), mode::SWITCH, "point {at}");
                 e.says(epoch, flags);
                 next_holder(&e).unwrap();
+                if !announced {
+                    assert_eq!(e.state(), state, "the last epoch's word stays: point {at}");
+                }
                 let now = match () {
                     _ if !announced => mode::TCP,
                     _ if remote => mode::ASK,
@@ -112,6 +116,48 @@ fn within_a_switch_up() {
                 at += 1;
             }
             assert!(unsaid >= 1 && at > unsaid, "{unsaid} of {at} points");
+        }
+    }
+}
+
+/// It had not said so, and the words are those of a switch before: one that was refused, or one whose peer's process is
+/// gone. They say nothing about this one.
+#[test]
+fn within_a_switch_up_that_is_not_the_first() {
+    for at in 0..2 {
+        let e = Alone::new(true);
+        let m = e.memory();
+        e.says(FIRST, said::READY);
+        assert_eq!(e.tx.try_up(&m, &e.tcp), Ok(false));
+        e.says(FIRST, said::READY | said::REVOKED);
+        e.tx.look(&m, &e.tcp).unwrap();
+        let refused = TxWord::new(FIRST, tx::RESUMED);
+        assert_eq!((e.mode(), e.state()), (mode::TCP, refused));
+        e.says(FIRST, said::READY);
+        assert!(e.dies(at, || {
+            e.tx.try_up(&m, &e.tcp).unwrap();
+        }));
+        let announced = e.state() != refused;
+        assert_eq!(announced, at == 1);
+        next_holder(&e).unwrap();
+        let now = if announced { mode::ASK } else { mode::TCP };
+        assert_eq!(e.mode(), now, "point {at}");
+        assert!(announced || e.state() == refused);
+    }
+    for remote in [false, true] {
+        for own in [FIRST, SECOND] {
+            let e = up(remote);
+            e.tx.abandon(&e.memory());
+            assert_eq!(e.state(), TxWord::new(FIRST, tx::UP));
+            // (On one node the epoch is set before the switch is announced, across nodes after that.)
+            if own == SECOND && remote {
+                continue;
+            }
+            e.says(SECOND, said::READY);
+            e.tx.epoch.store(own, Relaxed);
+            e.tx.mode.store(mode::SWITCH, Relaxed);
+            next_holder(&e).unwrap();
+            assert_eq!(e.mode(), mode::TCP, "{remote} {own:?}");
         }
     }
 }

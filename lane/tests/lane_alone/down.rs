@@ -153,6 +153,17 @@ fn a_receiver_that_closes_within_a_send() {
         }
         assert_eq!((e.mode(), e.tx.downs.load(Relaxed)), (mode::TCP, 1));
         assert_eq!(e.tx.tcp_pos.load(Relaxed).get() as usize, e.on_tcp());
+        assert_eq!(e.state(), TxWord::new(FIRST, tx::BROKEN));
+    }
+    // TCP takes it in pieces, or not all of it.
+    for (room, piece) in [(1 << 20, 7), (50, 7), (50, 100)] {
+        let e = Alone::up(false);
+        e.reads(1);
+        e.says(FIRST, rx::READY | rx::CLOSED);
+        e.tcp.room.set(room);
+        e.tcp.piece.set(piece);
+        assert_eq!(e.send(100), Sent::Bytes(100), "{room} {piece}");
+        assert_eq!(*e.tcp.out.borrow(), bytes(1, 1 + room.min(99) as u64));
     }
     // It had revoked before: what TCP does not take was not sent, and nothing is there twice.
     for room in [0, 30, 200] {
@@ -362,7 +373,7 @@ fn tcp_fails_on_the_way_down() {
         e.tcp.room.set(room);
         assert_eq!(e.tx.down(&e.memory(), &e.tcp), Ok(Progress::Blocked));
         e.tcp.error.set(libc::EPIPE);
-        assert_eq!(e.tx.drain(&e.memory(), &e.tcp), Ok(Progress::Done));
+        assert_eq!(e.tx.look(&e.memory(), &e.tcp), Ok(Progress::Done));
         assert_eq!(e.state(), TxWord::new(FIRST, tx::BROKEN));
         assert_eq!(e.tx.error.take(), libc::EPIPE);
         assert_eq!(e.mode(), mode::TCP);

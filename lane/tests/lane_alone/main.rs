@@ -3,14 +3,17 @@
 
 #![cfg(not(loom))]
 
+mod attempts;
 mod bring;
 mod counts;
 mod died;
 mod down;
 mod end;
 mod ends;
+mod goes_on;
 mod leaving;
 mod receive;
+mod sends;
 mod taken;
 mod undecided;
 mod up;

@@ -54,16 +54,12 @@ impl TxState {
             let resumed = self.resume(m, port, m.peer_rx().revoked.load(Relaxed))?;
             Ok(resumed.unwrap_or(Progress::Done))
         } else if word.has(rx::CLOSED) {
-            // Nobody reads any more: the kernel gives the application TCP's own errors.
+            // Nobody reads any more: the kernel gives the application TCP's own errors. A daemon must learn that there is
+            // nothing to take over; or, if we are the daemon and have taken the direction over, the end must learn that
+            // this is finished.
             self.downs.fetch_add(1, Relaxed);
-            if m.is_remote() {
-                // A daemon must learn that there is nothing to take over; or, if we are the daemon and have taken the
-                // direction over, the end must learn that this is finished.
-                let epoch = self.epoch.load(Relaxed);
-                return Ok(self.settle(m, port, epoch, tx::BROKEN));
-            }
-            self.mode.store(mode::TCP, Relaxed);
-            Ok(Progress::Done)
+            let epoch = self.epoch.load(Relaxed);
+            Ok(self.settle(m, port, epoch, tx::BROKEN))
         } else if word.has(rx::WANT_DOWN) {
             self.down(m, port)
         } else {
@@ -258,8 +254,8 @@ impl TxState {
     /// made as well: it has to come before the first call of whoever has the connection next, and the daemon's may not.
     pub fn come_down(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
         let step = match self.look(m, port)? {
-            Progress::Done if self.mode.load(Relaxed) != mode::TCP => self.down(m, port)?,
-            step => step,
+            Progress::Done => self.down(m, port)?,
+            Progress::Blocked => Progress::Blocked,
         };
         self.end_late(port);
         Ok(step)
@@ -454,11 +450,8 @@ impl TxState {
         }
     }
 
-    /// Continues the way down as far as TCP's buffer takes it.
-    pub fn drain(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
-        if self.mode.load(Relaxed) != mode::DRAIN {
-            return Ok(Progress::Done);
-        }
+    /// In mode DRAIN: continues the way down as far as TCP's buffer takes it.
+    pub(super) fn drain(&self, m: &Memory, port: &impl Port) -> Result<Progress, Reason> {
         let epoch = self.epoch.load(Relaxed);
         let framed = self.frame_cursor.load(Relaxed) != NO_FRAME;
         while (self.frame_done.load(Relaxed) as usize) < LEN {

@@ -357,9 +357,8 @@ impl TxState {
         if !m.is_remote() && phase == takeover::NONE {
             return Ok(Progress::Done);
         }
-        if phase == takeover::DONE {
-            self.look_at_takeover(m);
-        } else if phase != takeover::NONE {
+        // (What is done the way down takes back.)
+        if !matches!(phase, takeover::NONE | takeover::DONE) {
             let epoch = self.takeover_epoch(m);
             let kernel = Self::kernel_position(m, port).ok_or(Reason::NotEstablished)?;
             let since = |tcp_pos| kernel.checked_since(tcp_pos).ok_or(Reason::Sync);
