@@ -76,7 +76,7 @@ static PROGRAMS: [Run; 16] = [
     run("underpass-rdma", "engine_alone"),
     Run {
         args: &["stories"],
-        ..run("underpassd", "two_daemons")
+        ..run("underpass-world", "two_daemons")
     },
     Run {
         env: &[("PROPTEST_CASES", "2000"), SAME_CASES],
@@ -101,7 +101,7 @@ static PROGRAMS: [Run; 16] = [
     Run {
         args: &["--skip", "stories"],
         env: &[("SEEDS", "400")],
-        ..run("underpassd", "two_daemons")
+        ..run("underpass-world", "two_daemons")
     },
     run("lane", LOOM),
 ];

@@ -103,19 +103,19 @@ fn seeds(name: &str, from: u64, kind: Kind) -> Option<Sum> {
             Ok(c) => counts.add(&c),
             Err(e) => {
                 eprintln!(
-                    "SEED={seed} cargo test -p underpassd --test two_daemons {name} -- --exact"
+                    "SEED={seed} cargo test -p underpass-world --test two_daemons {name} -- --exact"
                 );
                 std::panic::resume_unwind(e);
             }
         }
     }
     eprintln!("{name}:{counts}");
-    let all = some.is_none() && !cfg!(debug_assertions);
+    let all = some.is_none();
     only.is_none().then_some(Sum { counts, all })
 }
 
 /// Of each kind.
-const MANY: u64 = if cfg!(debug_assertions) { 250 } else { 2_650 };
+const MANY: u64 = 2_500;
 
 /// What happens in each kind.
 const ALWAYS: &[&str] = &[
