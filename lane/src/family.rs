@@ -498,7 +498,7 @@ impl Conn {
     }
 
     /// The same for a receive that has come to the end. After a FIN the end is told, and EPIPE (a reset that
-    /// came behind it) is left for whoever sends or asks.
+    /// came after it) is left for whoever sends or asks.
     pub fn take_error_at_end(&self) -> i32 {
         match self.tx.error.get() {
             libc::EPIPE if !self.rx.error.is_set() => 0,

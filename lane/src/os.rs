@@ -104,7 +104,7 @@ pub struct TcpCounts {
     pub state: u8,
     /// Sequence numbers ever taken from the application: with the SYN of a `connect`, and a FIN.
     pub sent: u64,
-    /// Bytes ever handed out to the application (not exact behind an urgent mark, or after a FIN).
+    /// Bytes ever handed out to the application (not exact beyond an urgent mark, or after a FIN).
     pub taken: u64,
     /// As in [`TcpInfo`].
     pub acked: u64,

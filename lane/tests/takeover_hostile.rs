@@ -3,7 +3,7 @@
 //! back. An error, never a panic; never more on TCP than a frame and two rings; never a byte from
 //! outside of the rings (guard pages and read-only mappings see to that).
 //!
-//! No daemon runs here: a whole one (`daemon/tests/two_daemons`) never stores such words, and its engine would find
+//! No daemon runs here: a whole one (`daemon/world/tests/two_daemons`) never stores such words, and its engine would find
 //! many of those of an end before takeover does. So each of the steps that it makes is called, on words that the test
 //! has stored.
 

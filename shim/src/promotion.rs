@@ -23,7 +23,7 @@ pub use died::holder_died;
 pub use lane::half::leave::LEAVE_MS;
 pub use leave::{all_left, leave, lend, yield_lane};
 pub use register::{daemon_lost, declined};
-pub use remote::{greeted, shut_late};
+pub use remote::greeted;
 pub use retire::{end_lane, lane_gone, yielded};
 pub use takeover::{given_back, is_orphaned};
 
@@ -511,7 +511,8 @@ fn service_slow(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
             return true;
         }
         let was = c.tx.is_up();
-        let _ = c.tx.look(m, &Sock::new(fd, group));
+        let port = Sock::new(fd, group);
+        let _ = c.tx.look(m, &port);
         if was && !c.tx.is_up() {
             probes::went_down(c, Cause::Peer);
         } else if !was && c.tx.is_up() {
@@ -519,7 +520,7 @@ fn service_slow(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) -> bool {
         }
         let gone = || group.state.load(Relaxed) == crate::state::groups::GONE;
         if c.tx.shut.load(Relaxed) != 0 && (!group.is_remote() || gone()) {
-            remote::shut_late(c, fd);
+            c.tx.end_late(&port);
         }
     }
     g.is_some()

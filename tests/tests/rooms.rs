@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use syn::visit::Visit;
 use underpass_tests::harness::paths;
 
-const CRATES: [&str; 20] = [
+const CRATES: [&str; 21] = [
     "lane",
     "shim",
     "daemon",
@@ -21,6 +21,7 @@ const CRATES: [&str; 20] = [
     "daemon/rdma",
     "daemon/signer",
     "daemon/webhook",
+    "daemon/world",
     "tools",
     "tools/probe",
     "tools/xtask",
@@ -276,6 +277,20 @@ fn files_are_short_and_say_what_they_are() -> Result<()> {
         }
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// README is read in ten minutes, and ARCHITECTURE.md's glossary learned in as many.
+#[test]
+fn pages_are_short() -> Result<()> {
+    let read = |page| std::fs::read_to_string(paths::root().join(page));
+    let lines = read("README.md")?.lines().count();
+    ensure!(lines <= 150, "README.md: {lines} lines");
+    let page = read("ARCHITECTURE.md")?;
+    let words = page.split("\n## Words\n").nth(1).context("no glossary")?;
+    let words = words.split("\n## ").next().unwrap_or_default();
+    let entries = words.lines().filter(|l| l.starts_with("| ")).count() - 2; // its head
+    ensure!((20..=40).contains(&entries), "{entries} words");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! What follows the answer to [`crate::Request::Capture`]: a line of JSON for each [`Captured`], and behind the line of
+//! What follows the answer to [`crate::Request::Capture`]: a line of JSON for each [`Captured`], and after the line of
 //! [`Captured::Bytes`] the bytes themselves.
 
 use serde::{Deserialize, Serialize};
@@ -51,7 +51,7 @@ pub enum Captured {
 }
 
 impl Captured {
-    /// Appends the line, and the bytes behind it.
+    /// Appends the line, and the bytes after it.
     pub fn encode(&self, bytes: &[u8], to: &mut Vec<u8>) {
         if serde_json::to_writer(&mut *to, self).is_ok() {
             to.push(b'\n');

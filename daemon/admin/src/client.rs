@@ -72,7 +72,7 @@ enum Trouble {
     Talk(io::Error),
 }
 
-/// The answer, and the connection behind it.
+/// The answer, and the connection after it.
 fn begin(
     dir: &Path,
     request: &Request,

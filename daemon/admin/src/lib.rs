@@ -466,7 +466,7 @@ pub struct RailStats {
     pub links: Vec<RailLinks>,
     /// RDMA writes that were acknowledged.
     pub writes: u64,
-    /// Bytes of lanes that were acknowledged: written, or behind messages.
+    /// Bytes of lanes that were acknowledged: written, or sent in messages.
     pub bytes: u64,
     /// Messages of 44 bytes and more that were acknowledged.
     pub messages_sent: u64,

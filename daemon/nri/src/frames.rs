@@ -42,7 +42,7 @@ pub struct Frame {
 #[error("the runtime announces {0} bytes, which is more than the protocol allows")]
 pub struct TooLong(pub usize);
 
-/// Puts a message behind what is to be sent.
+/// Puts a message after what is to be sent.
 pub fn put(out: &mut BytesMut, frame: &Frame) {
     let length = |n: usize| u32::try_from(n).unwrap_or(u32::MAX); // (a plugin's messages are short)
     out.put_u32(frame.connection);

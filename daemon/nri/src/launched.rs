@@ -14,7 +14,7 @@ const NAME: &str = "NRI_PLUGIN_NAME";
 pub struct Launched {
     /// The conversation, non-blocking.
     pub stream: UnixStream,
-    /// As in the name of its file, `INDEX-NAME`: all of it, or, by newer runtimes, what is behind the index.
+    /// As in the name of its file, `INDEX-NAME`: all of it, or, by newer runtimes, what is after the index.
     pub name: String,
     /// Two digits.
     pub index: String,

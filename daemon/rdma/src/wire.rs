@@ -37,7 +37,7 @@ pub mod flag {
     }
 }
 
-/// State of a lane in both directions: a snapshot, never an event. Only this message may have data behind it: the
+/// State of a lane in both directions: a snapshot, never an event. Only this message may have data after it: the
 /// last bytes before `head`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cdc {
@@ -182,7 +182,7 @@ pub enum Body {
     },
 }
 
-/// One message on a queue pair, without the data behind a [`Body::Cdc`].
+/// One message on a queue pair, without the data after a [`Body::Cdc`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Counts the messages about one lane; 0 in other messages.

@@ -28,7 +28,7 @@ use std::sync::atomic::{
 const HELD_MAX: u64 = 2 << RING_LOG2_MAX;
 /// Most bytes that are copied before it is looked at again what may have been overwritten, and that one piece has.
 const COPIED_MAX: u64 = 128 << 10;
-/// Most pieces of them. (A sender whose pieces are not one behind the other is none of ours.)
+/// Most pieces of them. (A sender whose pieces are not one after the other is none of ours.)
 const RUNS_MAX: usize = 1024;
 /// Readings of the table of which the least is believed, and attempts to get them.
 const READINGS: u32 = 8;
@@ -171,7 +171,7 @@ impl Follower {
     }
 
     /// Is the switch of this epoch known? To another node, one that was refused may be asked for again in the same epoch,
-    /// at another place. Called after the head was loaded: a head behind the start is of the switch that is found here.
+    /// at another place. Called after the head was loaded: a head after the start is of the switch that is found here.
     fn knows(&self, m: &Memory<'_>, epoch: Epoch) -> bool {
         let same = !m.is_remote() || m.own_tx().up_tcp_pos.load(Relaxed) == self.up_tcp_pos;
         self.epoch == Some(epoch) && same
@@ -194,7 +194,7 @@ impl Follower {
             return false;
         };
         match self.epoch {
-            // It begins behind unread bytes: these are new, too.
+            // It begins after unread bytes: these are new, too.
             None => {
                 let read = m.peer_cursor().load(Acquire);
                 let head = m.own_head().load(Acquire);
@@ -314,7 +314,7 @@ impl Follower {
         let end = end.min(first + COPIED_MAX);
         let mut bytes = vec![0; lane::num::size(end.since(first))];
         let there = around.read(ring, first, &mut bytes);
-        // If the copy has bytes of after a fence of the sender, which follows each publish, the loads behind this fence
+        // If the copy has bytes of after a fence of the sender, which follows each publish, the loads after this fence
         // find what it had published before; and the cursor that it had seen, because a processor that sees a store sees
         // what its writer had seen (x86).
         fence(SeqCst);
@@ -425,7 +425,7 @@ impl Follower {
     }
 }
 
-/// How many bytes rings had had when this epoch began, by what is counted now. It counts behind the publish, so one reading
+/// How many bytes rings had had when this epoch began, by what is counted now. It counts after the publish, so one reading
 /// may be too small, and none is too large.
 fn counted(
     m: &Memory<'_>,

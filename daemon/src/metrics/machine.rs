@@ -8,7 +8,7 @@ use std::path::Path;
 use underpass_admin::{proc, RailStats};
 use underpass_rdma::devices::{PortCounters, Tree, NAMED};
 
-/// Numbers of a process in `/proc/PID/stat`, from the field behind the name: user and system time, threads, start.
+/// Numbers of a process in `/proc/PID/stat`, from the field after the name: user and system time, threads, start.
 const STAT: [usize; 4] = [11, 12, 17, 19];
 
 fn number(of: &Path, field: usize) -> u64 {

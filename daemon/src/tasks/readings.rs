@@ -68,7 +68,7 @@ async fn read(
         let work = move || (read_until(&families, began, Instant::now() + LIMIT), turn);
         tokio::task::spawn_blocking(work).await.ok()
     };
-    // (The helper looks at the time itself. This is for one that hangs, and for those behind it.)
+    // (The helper looks at the time itself. This is for one that hangs, and for those that wait after it.)
     match tokio::time::timeout(2 * LIMIT, read).await {
         Ok(Some((all, turn))) => (all, Some(turn)),
         _ => (Vec::new(), None),

@@ -325,7 +325,7 @@ pub mod rx {
         /// stored in the remote node's memory. (A switch that came too late is answered by `REVOKED`.)
         ACCEPTED: Accepted = 16;
         /// Across nodes only: the receiver has read all TCP bytes from before this epoch's switch. A `Fin` frame sent now
-        /// cannot end up behind bytes that perhaps nobody will read.
+        /// cannot end up after bytes that perhaps nobody will read.
         PAST: Past = 32;
     }
 }

@@ -5,7 +5,7 @@
 //! whoever goes on after a process that died before it had counted, and for a daemon that looks at a connection in the
 //! middle of anything.
 
-use crate::abi::{AtomicEpoch, Epoch};
+use crate::abi::{AtomicEpoch, Cursor, Epoch};
 use core::sync::atomic::{fence, AtomicU64, Ordering::*};
 
 /// These counts, in the family table. Written under the direction's lock. (Shims of before December 2026 leave it 0.)
@@ -29,15 +29,12 @@ pub struct Counted {
 }
 
 impl Baseline {
-    /// The words of a switch change, to which it belongs.
-    pub(super) fn clear(&self) {
+    /// `change`: stores the words of the switch to which it belongs.
+    pub(super) fn store(&self, c: Counted, change: impl FnOnce()) {
+        // (Whoever finds this epoch in two copies has found its counts, and these words, in the first one.)
         self.epoch.store(Epoch::NONE, Relaxed);
         fence(Release);
-    }
-
-    pub(super) fn store(&self, c: Counted) {
-        // (Whoever finds this epoch in two copies has found its counts in the first one.)
-        self.clear();
+        change();
         self.again.store(c.again, Relaxed);
         self.ring.store(c.ring, Relaxed);
         self.epoch.store(c.epoch, Release);
@@ -55,5 +52,13 @@ impl Baseline {
     /// The counts of before this epoch. `None`: nobody has noted them.
     pub(super) fn before(&self, epoch: Epoch) -> Option<Counted> {
         Some(self.load()).filter(|c| c.epoch == epoch)
+    }
+
+    /// Counts a ring's bytes again, of which this epoch has moved those from `start` to `now`: a process died that may
+    /// not have counted them all.
+    pub(super) fn recount(&self, ring: &AtomicU64, epoch: Epoch, start: Cursor, now: Cursor) {
+        if let Some(c) = self.before(epoch) {
+            ring.store(c.ring.wrapping_add(now.saturating_since(start)), Relaxed);
+        }
     }
 }

@@ -39,13 +39,13 @@ impl Area {
         self.control.store(p, Release);
     }
 
-    /// Sets the mapping of the first file of an area: chunk 0, and chunk 1 behind it.
+    /// Sets the mapping of the first file of an area: chunk 0, and chunk 1 after it.
     ///
     /// # Safety
     /// `p` must be mapped for `len` bytes, which are more than `CONTROL_BYTES`, page aligned, for as long as the area
     /// is used.
     pub unsafe fn set_first(&self, p: *mut u8, len: usize) {
-        // SAFETY: the mapping goes on behind chunk 0, by the contract.
+        // SAFETY: the mapping goes on after chunk 0, by the contract.
         unsafe {
             self.set_chunk(1, p.add(CONTROL_BYTES), len - CONTROL_BYTES);
             self.set_control(p.cast());

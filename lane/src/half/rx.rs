@@ -139,7 +139,7 @@ pub struct How {
     pub discard: bool,
     /// If the ring is empty, ask TCP for frames, an end of file and errors.
     pub look: bool,
-    /// The call continues and a part of it is done: it must not take bytes behind an urgent mark.
+    /// The call continues and a part of it is done: it must not take bytes beyond an urgent mark.
     pub part: bool,
 }
 
@@ -215,12 +215,13 @@ impl RxState {
         }
         let epoch = self.epoch.load(Relaxed).next();
         self.epoch.store(epoch, Relaxed);
-        self.baseline.store(Counted {
+        let counted = Counted {
             epoch,
             again: self.again.load(Relaxed),
             ring: self.ring_bytes.load(Relaxed),
-        });
-        // Release: pairs with the Acquire in `TxState::can_up`.
+        };
+        self.baseline.store(counted, || ()); // the words are the sender's
+                                             // Release: pairs with the Acquire in `TxState::can_up`.
         m.own_rx()
             .word
             .store(RxWord::new(epoch, rx::READY), Release);

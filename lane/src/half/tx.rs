@@ -45,7 +45,7 @@ pub mod mode {
 const PIECE: u64 = 16 << 10;
 // (Less than a piece is unannounced when the last one is copied.)
 const _: () = assert!(2 * PIECE <= crate::abi::UNPUBLISHED_MAX);
-/// Number of bytes that the kernel takes at a time: if the buffer becomes unreadable behind that many, they count as
+/// Number of bytes that the kernel takes at a time: if the buffer becomes unreadable after that many, they count as
 /// sent.
 const CHUNK: usize = 32 << 10;
 

@@ -7,7 +7,7 @@ pub const DIR_ENV: &str = "UNDERPASS_DIR";
 /// Environment variable of the user's directory (XDG Base Directory Specification).
 pub const XDG_ENV: &str = "XDG_RUNTIME_DIR";
 
-/// The directory of the daemon of user `uid`, in two parts, the second behind the first: the shim has no allocator.
+/// The directory of the daemon of user `uid`, in two parts, the second after the first: the shim has no allocator.
 /// `xdg`: the value of [`XDG_ENV`]; it counts if it is absolute and a directory. `digits`: room for the number.
 pub fn user_dir<'a>(
     xdg: Option<&'a [u8]>,

@@ -289,7 +289,7 @@ mod tests {
         }
     }
 
-    /// Fields are not taken from behind the length that the message says.
+    /// Fields are not taken from beyond the length that the message says.
     #[test]
     fn shorter_than_its_fields() {
         let mut b = [0; MAX];

@@ -179,7 +179,7 @@ pub unsafe extern "C" fn getsockopt(
     }
 }
 
-/// While bytes of a way down, or the native sends behind them, go to TCP, TCP_NODELAY and the size of the send buffer
+/// While bytes of a way down, or the native sends after them, go to TCP, TCP_NODELAY and the size of the send buffer
 /// may not have the values that the application set (`Port::tcp_push`, `Port::tcp_send_more`). Holding the lock of the
 /// sending direction excludes that, unless a daemon has it, which is done in milliseconds.
 fn not_pushing(fd: i32, level: i32, name: i32) -> Option<lock::Guard<'static>> {

@@ -115,7 +115,7 @@ unsafe fn arg(regs: *const usize, stack: *const usize, k: usize) -> usize {
     }
 }
 
-/// Calls `f` with the argument vector and the index behind its null.
+/// Calls `f` with the argument vector and the index after its null.
 ///
 /// # Safety
 /// As `arg`.

@@ -162,7 +162,7 @@ fn on_node(c: &Conn, l: &Local, (group, m): (&LinkGroup, &Memory), how: i32) -> 
                 Flushed::ByDaemon => {
                     // The daemon shuts the socket down when it is done, or we do when we have the direction again.
                     c.tx.leave_fin(&c.rx, m, &port);
-                    promotion::shut_late(c, fd);
+                    c.tx.end_late(&port);
                     return Left::Done(match how {
                         libc::SHUT_RDWR => sys::shutdown(fd, libc::SHUT_RD),
                         _ => Ok(()),

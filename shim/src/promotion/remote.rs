@@ -4,7 +4,7 @@ use super::set_reason;
 use crate::daemon;
 use crate::state::groups::{LinkGroup, GONE};
 use crate::state::{attached, table};
-use crate::sys::{self, lock};
+use crate::sys::lock;
 use crate::tcp::port::Sock;
 use crate::tcp::probes;
 use core::sync::atomic::Ordering::*;
@@ -28,7 +28,7 @@ pub(super) fn gone(i: u32, c: &Conn, group: &LinkGroup) {
         if was && !c.tx.is_up() {
             probes::went_down(c, Cause::Daemon);
         }
-        shut_late(c, fd);
+        c.tx.end_late(&port);
     }
     if let Some(_g) = lock::lock(&c.rx.lock) {
         poisoned = poisoned.or(c.rx.orphan(&m).err());
@@ -36,13 +36,6 @@ pub(super) fn gone(i: u32, c: &Conn, group: &LinkGroup) {
     match poisoned {
         Some(r) => crate::tcp::reset_if_open(c, l, r),
         None => set_reason(c, Reason::DaemonLost),
-    }
-}
-
-/// A direction that was shut down while it was on the ring is on TCP now: makes the kernel's shutdown.
-pub fn shut_late(c: &Conn, fd: i32) {
-    if c.tx.owes_fin() {
-        let _ = sys::shutdown(fd, libc::SHUT_WR);
     }
 }
 

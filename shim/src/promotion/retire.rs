@@ -76,7 +76,8 @@ fn is_clear(i: u32, c: &Conn, group: &LinkGroup) -> bool {
 
 /// Takes the lane from a connection that is on TCP in both directions. Both locks are held.
 fn give_back(i: u32, c: &Conn, group: &LinkGroup) -> bool {
-    super::shut_late(c, table::local(i).fd.load(Relaxed)); // (within the node nobody else will)
+    let fd = table::local(i).fd.load(Relaxed);
+    c.tx.end_late(&Sock::new(fd, group)); // (within the node nobody else will)
     if c.flags
         .fetch_and(!(flag::LANE | flag::REMOTE | flag::GIVEN_BACK), Relaxed)
         & flag::LANE

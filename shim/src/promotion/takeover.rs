@@ -1,7 +1,7 @@
 //! Lanes within the node whose sending direction the daemon brings to TCP, because the other end leaves and this one
 //! does nothing, or because this one leaves and may not have as much of TCP (`lane::half::tx::takeover`).
 
-use super::{has, remote, retire};
+use super::{has, retire};
 use crate::state::groups::LinkGroup;
 use crate::state::table::{self, Local};
 use crate::state::{attached, waiters};
@@ -121,7 +121,7 @@ fn take_back(c: &Conn, l: &Local, (group, m): (&LinkGroup, &Memory)) -> Result<(
     if was && !c.tx.is_up() {
         probes::went_down(c, Cause::TakenOver);
     }
-    remote::shut_late(c, fd);
+    c.tx.end_late(&port);
     step.map(drop)
 }
 

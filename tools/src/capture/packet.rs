@@ -17,7 +17,7 @@ const TCP_HEADER: usize = 20;
 const TTL: u8 = 64;
 const ACK_PSH: u8 = 0x18;
 const WINDOW: u16 = u16::MAX;
-/// Most bytes that a packet can have behind its IP header.
+/// Most bytes that a packet can have after its IP header.
 const PAYLOAD_MAX: usize = u16::MAX as usize - 20 - TCP_HEADER;
 
 /// The packet. Of more bytes than fit into one it has the first ones.

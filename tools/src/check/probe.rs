@@ -1,4 +1,4 @@
-//! Starts the probe, under the shim or without, and hears what it says.
+//! Starts the probe, under the shim or without, and reads what it says.
 //!
 //! The probe is this program again (`__probe`). Where this is the tool for containers, into which nothing can be
 //! preloaded, it is the program that the tool carries: it is put into memory and started by the dynamic linker of the

@@ -62,7 +62,7 @@ impl End {
         }
     }
 
-    /// The service's end, on another node: `told` is the reason that our daemon has heard from there.
+    /// The service's end, on another node: `told` is the reason that our daemon was told from there.
     pub fn remote(told: u32) -> Self {
         End {
             note: "on another node, from where nothing was received about it",
@@ -71,7 +71,7 @@ impl End {
         .noted(told != 0, "on another node")
     }
 
-    /// The service's end, seen from a container: `told` is the reason that the daemon has heard from there.
+    /// The service's end, seen from a container: `told` is the reason that the daemon was told from there.
     pub fn hidden(told: u32) -> Self {
         End {
             note: "not shown in a container; ask on the node",

@@ -137,7 +137,7 @@ fn probe(listener: &TcpListener, probes: &Probes, full: &str) -> Result<Child, F
         .map_err(|e| Failure::new(format_args!("cannot start the probe: {e}")))
 }
 
-/// Hears what a probe says until it ends.
+/// Reads what a probe says until it ends.
 fn service(mut child: Child, accepted: &mpsc::Sender<()>, clients: &Shared, once: bool) {
     let (mut served, mut place) = (false, Place::Any);
     let lines = child.stdout.take().map(|o| BufReader::new(o).lines());

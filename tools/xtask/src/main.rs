@@ -250,7 +250,6 @@ fn ci(tree: &Tree) -> Vec<Step> {
 fn full(tree: &Tree) -> Vec<Step> {
     let mut all = ci(tree);
     all.push(model(tree, true));
-    all.push(daemons(tree));
     all.push(worlds(tree));
     all.push(cluster_lab(tree));
     all.push(checks::msrv(tree));
@@ -316,8 +315,8 @@ fn unit(tree: &Tree) -> Step {
     // Debug assertions and overflow checks are on here. (The shim's crate has no unit tests: it would hook the test
     // program itself.)
     let c = tree
-        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-kubelet -p underpass-webhook -p underpass-admin -p underpassd -p underpass -p underpass-probe -p underpass-fuzz -p xtask --tests");
-    Step::new("unit", Kind::Tests, 310, c)
+        .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-kubelet -p underpass-webhook -p underpass-admin -p underpassd -p underpass-world -p underpass -p underpass-probe -p underpass-fuzz -p xtask --tests");
+    Step::new("unit", Kind::Tests, 360, c)
 }
 
 /// The data engine over simulated verbs, thousands of seeds.
@@ -330,11 +329,10 @@ fn engine(tree: &Tree) -> Step {
     )
 }
 
-/// Two whole daemons over them, ten thousand seeds. (The stories, and a thousand seeds of unoptimised code, are in `unit`.)
-/// Not in CI: measured, 45 ms of processor time for a seed, most of it the kernel's, and seven minutes of it for the build.
+/// Two whole daemons over them: ten thousand seeds, and the stories. (`unit` runs them, too.)
 fn daemons(tree: &Tree) -> Step {
-    let c = tree.cargo("test --release -p underpassd --test two_daemons -- --skip stories");
-    Step::new("daemons", Kind::Tests, 500, c)
+    let c = tree.cargo("test -p underpass-world --tests");
+    Step::new("daemons", Kind::Tests, 240, c)
 }
 
 /// The lane's world with 45,000 cases.
@@ -460,7 +458,7 @@ fn as_root(step: Step) -> Step {
 fn cluster(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test cluster --");
     c.args(names);
-    as_root(Step::new("cluster", Kind::Tests, 520, c))
+    as_root(Step::new("cluster", Kind::Tests, 470, c))
 }
 
 /// Two nodes of a cluster in virtual machines, which have RDMA.

@@ -99,7 +99,7 @@ pub trait Tap: Send {
     fn join(&mut self, epoch: Epoch, tcp_pos: TcpPos, start: Cursor);
     /// How many bytes are wanted now? `None`: nobody reads along any more.
     fn room(&self) -> Option<usize>;
-    /// These come next, and behind them `more` that are left out. The application has not been shown them yet.
+    /// These come next, and after them `more` that are left out. The application has not been shown them yet.
     fn arrived(&mut self, at: Cursor, bytes: Vec<u8>, more: u64);
 }
 
@@ -269,9 +269,9 @@ pub struct LinkView {
 pub struct Stats {
     /// RDMA writes that were acknowledged.
     pub writes: u64,
-    /// Bytes of lanes that were acknowledged: written, or sent behind messages.
+    /// Bytes of lanes that were acknowledged: written, or sent in messages.
     pub bytes: u64,
-    /// Those that were sent behind messages.
+    /// Those that were sent in messages.
     pub inlined: u64,
     /// Messages that were acknowledged.
     pub messages_sent: u64,

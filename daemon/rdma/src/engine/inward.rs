@@ -258,7 +258,7 @@ impl<P: Provider> Pair<P> {
         Ok(())
     }
 
-    /// Puts bytes that came behind a message into the ring, from cursor `at` on. The peer may write there anyway.
+    /// Puts bytes that came in a message into the ring, from cursor `at` on. The peer may write there anyway.
     fn put(&self, lane: &Lane, loc: Loc, at: Cursor, data: &[u8]) -> bool {
         if data.is_empty() {
             return true;

@@ -33,7 +33,7 @@ pub(super) enum State {
 
 /// What a completion means.
 pub(super) enum Outcome {
-    /// A message, and the bytes that came behind it.
+    /// A message, and the bytes that came with it.
     Message(Message, Box<[u8]>),
     /// That many requests at the front of the queue are done.
     Done(usize),
@@ -80,7 +80,7 @@ pub(super) struct Link<P: Provider> {
     pub last_received: u64,
     /// When it became active.
     pub since: u64,
-    /// When we asked whether the peer is there; set while nothing has been heard since.
+    /// When we asked whether the peer is there; set while nothing has come since.
     pub asked: Option<u64>,
     pub deadline: u64,
     pub next_try: u64,
@@ -458,7 +458,7 @@ impl<P: Provider> Link<P> {
         self.open() && self.window() > 0
     }
 
-    /// Maximum number of bytes that can be sent behind a message.
+    /// Maximum number of bytes that can be sent in a message.
     pub(super) fn data_max(&self) -> u64 {
         u64::from(self.qp.caps().inline_bytes)
             .saturating_sub(LEN as u64)

@@ -67,7 +67,7 @@ pub(super) struct Out {
     pub acked: Cursor,
     /// Requests for the bytes up to here are completed.
     done: Cursor,
-    /// Bytes that were sent behind messages, first to last: the peer's device has them, but only the peer daemon's
+    /// Bytes that were sent in messages, first to last: the peer's device has them, but only the peer daemon's
     /// messages tell whether it has put them into the ring.
     unconfirmed: Option<(Cursor, Cursor)>,
     /// The head that the last snapshot announced: every byte before it was posted on the same link.
@@ -107,7 +107,7 @@ impl Out {
         }
     }
 
-    /// `bytes` bytes from `at` on are sent behind a message.
+    /// `bytes` bytes from `at` on are sent in a message.
     pub(super) fn inlined(&mut self, at: Cursor, bytes: u64) {
         let first = self.unconfirmed.map_or(at, |(first, _)| first);
         self.unconfirmed = Some((first, at + bytes));
@@ -311,7 +311,7 @@ mod tests {
         assert!(o.believe(c(5000)).is_ok());
     }
 
-    /// Bytes have arrived when their requests are done, except for those behind messages, of which the peer tells.
+    /// Bytes have arrived when their requests are done, except for those in messages, of which the peer tells.
     #[test]
     fn arrivals() {
         let mut o = out(&[ring(1, 0, true)]);
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(o.acked, c(40), "older, of another epoch, not posted");
         o.reached(c(100), Epoch::new(1));
         assert_eq!(o.acked, c(100));
-        // 100 to 130 behind two messages; then written ones.
+        // 100 to 130 in two messages; then written ones.
         o.inlined(c(100), 10);
         o.inlined(c(110), 20);
         o.announce(c(200));
@@ -353,7 +353,7 @@ mod tests {
         );
     }
 
-    /// A move to another link goes on behind what has certainly arrived, and tells everything once more.
+    /// A move to another link goes on after what has certainly arrived, and tells everything once more.
     #[test]
     fn another_link() {
         let mut o = out(&[ring(1, 0, true)]);

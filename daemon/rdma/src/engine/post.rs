@@ -302,7 +302,7 @@ impl<P: Provider> Pair<P> {
         })
     }
 
-    /// The rest of the ring's bytes, if they are few enough to be sent behind the snapshot.
+    /// The rest of the ring's bytes, if they are few enough to be sent in the message of the snapshot.
     fn data(&self, lane: &Lane, no: LinkId) -> Option<Vec<u8>> {
         let (o, link) = (&lane.out, self.links.get(&no)?);
         let (at, n) = (o.posted, o.head.saturating_since(o.posted));

@@ -10,7 +10,7 @@ pub(super) enum What {
         region: u32,
         bytes: u32,
     },
-    /// Snapshot that announced the head, with `inlined` bytes behind it.
+    /// Snapshot that announced the head, with `inlined` bytes after it.
     Cdc {
         lane: u32,
         head: lane::abi::Cursor,
@@ -30,7 +30,7 @@ pub(super) struct Write {
     pub region: u32,
 }
 
-/// The bytes that a message announces: written before it, or behind it in the message.
+/// The bytes that a message announces: written before it, or carried in the message itself.
 #[derive(Default)]
 pub(super) struct Load {
     pub writes: Vec<Write>,

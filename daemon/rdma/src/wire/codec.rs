@@ -206,7 +206,7 @@ impl Message {
         w.0
     }
 
-    /// Decodes a complete message; returns the data behind it, too.
+    /// Decodes a complete message; returns the data after it, too.
     pub fn decode(bytes: &[u8]) -> Result<(Message, &[u8]), Malformed> {
         let Some((b, data)) = bytes.split_first_chunk::<LEN>() else {
             return Err(Malformed::Length(bytes.len()));

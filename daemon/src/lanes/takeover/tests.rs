@@ -467,7 +467,7 @@ fn a_process_that_is_cut() {
 }
 
 /// The process ends during the takeover: the daemon is the only one who has the rest, and its copy the last one of the
-/// socket. The FIN comes behind it.
+/// socket. The FIN comes after it.
 #[test]
 fn a_process_that_ends() {
     let mut l = Lane::up();

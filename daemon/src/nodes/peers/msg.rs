@@ -210,7 +210,7 @@ pub enum Malformed {
 }
 
 impl Msg {
-    /// Puts the message, with its length in front, behind what is there. Ours always fit: the longest text in them is
+    /// Puts the message, with its length in front, after what is there. Ours always fit: the longest text in them is
     /// cut by [`Msg::close`].
     pub fn encode(&self, out: &mut BytesMut) {
         // Writing into a vector does not fail, and neither do these types.

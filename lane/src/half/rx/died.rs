@@ -14,7 +14,14 @@ impl RxState {
     pub fn holder_died(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
         let mode = self.mode.load(Relaxed);
         if matches!(mode, mode::RING | mode::LAST | mode::FIN) {
-            self.recount_ring(m);
+            // It may have taken bytes off the ring that it had not counted yet.
+            let (start, cursor) = (
+                m.peer_tx().up_start.load(Relaxed),
+                self.cursor.load(Relaxed),
+            );
+            let epoch = self.epoch.load(Relaxed);
+            self.baseline
+                .recount(&self.ring_bytes, epoch, start, cursor);
         }
         if mode == mode::TCP {
             return Ok(()); // native calls count themselves
@@ -50,15 +57,6 @@ impl RxState {
             }
             // As on TCP: what its call has taken is gone with it.
             _ => Ok(()),
-        }
-    }
-
-    /// It may have taken bytes off the ring that it had not counted yet.
-    fn recount_ring(&self, m: &Memory) {
-        let cursor = self.cursor.load(Relaxed);
-        if let Some(c) = self.baseline.before(self.epoch.load(Relaxed)) {
-            let here = cursor.saturating_since(m.peer_tx().up_start.load(Relaxed));
-            self.ring_bytes.store(c.ring.wrapping_add(here), Relaxed);
         }
     }
 }

@@ -1,5 +1,5 @@
 //! What there is to read, in the order of the stream: the bytes from before the switch on TCP, the ring, and the
-//! bytes that TCP has behind the frame of a way down. That last part begins with what the ring has, or had, from the
+//! bytes that TCP has after the frame of a way down. That last part begins with what the ring has, or had, from the
 //! frame's cursor on. Peeks and FIONREAD follow this order; they never count a frame, nor a byte twice.
 
 use super::{mode, How, Received, RxState};
@@ -12,7 +12,7 @@ use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
 impl RxState {
-    /// May more bytes be on TCP, behind the last one of the ring? Cheap on one node, where the sender announces that
+    /// May more bytes be on TCP, after the last one of the ring? Cheap on one node, where the sender announces that
     /// before it writes its frame.
     #[inline(always)]
     pub fn goes_down(&self, m: &Memory) -> bool {
@@ -122,7 +122,7 @@ impl RxState {
         Ok(Received::Bytes(ring.max(after)))
     }
 
-    /// With bytes on the ring: takes a frame off TCP that lies behind them. Anything else that TCP reports is kept
+    /// With bytes on the ring: takes a frame off TCP that lies after them. Anything else that TCP reports is kept
     /// until after them.
     fn look_past_ring(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
         if let Some(Received::Error(e)) = self.look(m, port)? {
@@ -174,7 +174,7 @@ impl RxState {
             mode::TCP => return None,
             mode::READY => {
                 let n = queued();
-                // SYNC limit: as in `read_limited`; behind a switch the queue may end with a frame.
+                // SYNC limit: as in `read_limited`; after a switch the queue may end with a frame.
                 fence(SeqCst);
                 match self.see_up(m) {
                     Ok(true) => return self.unread(m, port),

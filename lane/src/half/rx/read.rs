@@ -110,7 +110,7 @@ impl RxState {
             }
             _ => {}
         }
-        // (A frame in TCP's queue, and the bytes behind it, came before the error.)
+        // (A frame in TCP's queue, and the bytes after it, came before the error.)
         let late = self.error.is_set();
         if late && !has_arrived(port, 1) {
             if let Some(r) = self.kept_error() {
@@ -183,7 +183,7 @@ impl RxState {
         }
     }
 
-    /// READY: bytes of TCP, but none from behind a switch.
+    /// READY: bytes of TCP, but none from after a switch.
     fn read_limited(&self, m: &Memory, port: &impl Port, iov: &mut Iov<'_>, how: How) -> Step {
         if self.see_up(m)? {
             return Ok(None);
@@ -219,7 +219,7 @@ impl RxState {
         {
             return Ok(Some(self.take_tcp(port, iov, how, 1)));
         }
-        // An end or error that we see only now may have come after a switch, and behind bytes on the ring.
+        // An end or error that we see only now may have come after a switch, and after bytes on the ring.
         if end != Received::Empty && self.see_up(m)? {
             if let Received::Error(e) = end {
                 self.error.put(e);
@@ -252,7 +252,7 @@ impl RxState {
         }
     }
 
-    /// PREFIX: bytes of TCP up to the switch, and those of the ring behind them.
+    /// PREFIX: bytes of TCP up to the switch, and those of the ring after them.
     fn read_prefix(
         &self,
         m: &Memory,

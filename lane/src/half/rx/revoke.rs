@@ -227,7 +227,7 @@ impl RxState {
 
     /// Across nodes, if bytes of this epoch were taken from the ring: asks the sender to go down and waits for its
     /// frame, which says where TCP continues whatever becomes of the link group. (If none were taken, the stream
-    /// continues where the epoch began, without a frame: a frame could end up behind prefix bytes that only a receive
+    /// continues where the epoch began, without a frame: a frame could end up after prefix bytes that only a receive
     /// may take.) Both ends tell the two cases apart by the cursor of the revocation.
     fn recall(&self, m: &Memory, port: &impl Port) -> Result<Option<Revoked>, Reason> {
         let word = m.own_rx().word.load(Relaxed);
@@ -298,7 +298,7 @@ impl RxState {
             }
             // Across nodes the sender's word may never arrive, and only a frame may tell: see below.
             tx::UP if !m.is_remote() || was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
-            // A frame may lie behind the prefix, where we cannot take it out.
+            // A frame may lie after the prefix, where we cannot take it out.
             tx::DOWNING if was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
             _ if was == mode::PREFIX => return impossible(),
             // The sender may still see our revocation and send plain bytes: only a complete frame proves the

@@ -12,7 +12,11 @@ use core::sync::atomic::Ordering::*;
 impl TxState {
     /// Called once, by the thread that takes over the lock. After an error the connection has to be reset.
     pub fn holder_died(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
-        self.recount_ring(m);
+        // It may have put bytes on the ring, and published them, that it had not counted yet. (Off the ring its head
+        // stands still.)
+        let (start, head) = (m.own_tx().up_start.load(Relaxed), self.head.load(Relaxed));
+        let epoch = self.epoch.load(Relaxed);
+        self.baseline.recount(&self.ring_bytes, epoch, start, head);
         if self.is_taken_over(m) {
             return Ok(()); // the daemon continues with it
         }
@@ -76,15 +80,5 @@ impl TxState {
         self.resume_as(what, sent, m.own_rx().takeover_at.load(Relaxed))?;
         self.recount_again(m, sent.saturating_sub(known));
         Ok(())
-    }
-
-    /// It may have put bytes on the ring, and published them, that it had not counted yet. (Off the ring its head stands
-    /// still.)
-    fn recount_ring(&self, m: &Memory) {
-        let head = self.head.load(Relaxed);
-        if let Some(c) = self.baseline.before(self.epoch.load(Relaxed)) {
-            let here = head.saturating_since(m.own_tx().up_start.load(Relaxed));
-            self.ring_bytes.store(c.ring.wrapping_add(here), Relaxed);
-        }
     }
 }

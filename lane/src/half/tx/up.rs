@@ -34,14 +34,15 @@ impl TxState {
         }
         self.peer_cursor.store(head, Relaxed);
         self.full_since_ms.store(0, Relaxed);
-        self.baseline.clear();
-        let w = m.own_tx();
-        w.up_tcp_pos.store(tcp_pos, Relaxed);
-        w.up_start.store(head, Relaxed);
-        self.baseline.store(Counted {
+        let counted = Counted {
             epoch,
             again: self.again.load(Relaxed),
             ring: self.ring_bytes.load(Relaxed),
+        };
+        self.baseline.store(counted, || {
+            let w = m.own_tx();
+            w.up_tcp_pos.store(tcp_pos, Relaxed);
+            w.up_start.store(head, Relaxed);
         });
         self.say(m, port, epoch, tx::UP);
         if m.is_remote() {

@@ -97,8 +97,9 @@ fn has_space<'a, G>(
     }
     if c.tx.mode.load(Relaxed) == tx::mode::DRAIN {
         let _g = take(&c.tx.lock)?;
-        let _ = c.tx.look(m, &Sock::new(fd, group));
-        promotion::shut_late(c, fd);
+        let port = Sock::new(fd, group);
+        let _ = c.tx.look(m, &port);
+        c.tx.end_late(&port);
     }
     let on_tcp = c.tx.mode.load(Relaxed) == tx::mode::TCP;
     Some(on_tcp && sys::poll1(fd, libc::POLLOUT) & libc::POLLOUT != 0)

@@ -1,5 +1,5 @@
 //! The channel between data plane and capture, and where bytes belong. (That what is told is what the application gets is
-//! tested with two whole daemons: `daemon/tests/two_daemons/along.rs`.)
+//! tested with two whole daemons: `daemon/world/tests/two_daemons/along.rs`.)
 
 use super::*;
 use lane::abi::{Control, TxWord};

@@ -6,7 +6,7 @@
 //! waits for ever; nothing is left at the end.
 
 mod along;
-#[path = "../../rdma/tests/sim/app.rs"]
+#[path = "../../../rdma/tests/sim/app.rs"]
 pub mod app;
 mod calls;
 mod chaos;
@@ -413,7 +413,7 @@ impl Others for World {
             Actor::Process(..) => how.kills,
             Actor::Helper(_) => how.restarts,
         };
-        if dies && may_die && self.one_in(1000) {
+        if dies && may_die && self.one_in(300) {
             resume_unwind(Box::new(Killed));
         }
     }

@@ -59,9 +59,14 @@ impl fmt::Display for Counts {
 /// Tells what happens, if the environment asks for it (`WHY=1`).
 macro_rules! tell {
     ($($what:tt)*) => {
-        if std::env::var_os("WHY").is_some() {
+        if $crate::world::seen::tells() {
             eprintln!($($what)*);
         }
     };
 }
 pub(crate) use tell;
+
+pub fn tells() -> bool {
+    static WHY: OnceLock<bool> = OnceLock::new();
+    *WHY.get_or_init(|| std::env::var_os("WHY").is_some())
+}
