@@ -5,12 +5,19 @@ use crate::cluster::{Cluster, FIRST, SECOND};
 use crate::things::{are_on, counts, rows_of, Workload};
 use crate::{counted, deploy, remove, still_counts, REDIS_AT, SOON, SYSTEM};
 use anyhow::{ensure, Context, Result};
+use base64::engine::general_purpose::STANDARD;
+use base64::Engine as _;
 use serde_json::Value;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use underpass_tests::harness::until;
 
 /// The directory is looked at twice a second, certificates every second, and the signer looks after its CA when it starts.
 const SOMETIME: Duration = Duration::from_secs(90);
+
+/// For how long the API is away: longer than the nodes' leases (40 s).
+const AWAY: Duration = Duration::from_secs(60);
+/// Where a node has its certificate and key.
+const TLS: &str = "/var/lib/underpass/tls";
 
 /// The request of somebody who is no daemon.
 const STRANGER: &str = "stranger";
@@ -74,9 +81,7 @@ pub fn a_node_comes(c: &mut Cluster) -> Result<()> {
     let mut beside = Workload::new("beside", counts(&at));
     beside.node = Some(SECOND.name);
     deploy(c, &beside)?;
-    until("lanes on the second node", SOON, || {
-        are_on(&rows(c, SECOND.name, "beside").unwrap_or_default(), "SMCD")
-    })?;
+    await_mode_on(c, SECOND.name, "beside")?;
     for w in [&remote, &local, &beside] {
         remove(c, w)?;
     }
@@ -103,11 +108,13 @@ pub fn the_api_is_away(c: &mut Cluster) -> Result<()> {
             places.any(|(_, place)| place["node"] == other(n))
         })
     })?;
+    let since = Instant::now();
     c.kill("api server");
     let found = all
         .iter()
         .try_for_each(|n| c.kill_daemon(n))
         .and_then(|()| found_again(c, all));
+    std::thread::sleep(AWAY.saturating_sub(since.elapsed()));
     c.start_server()?; // (whatever became of it: other tests come)
     found?;
     still_counts(c, &before)?;
@@ -145,11 +152,7 @@ pub fn nobody_else_gets_a_certificate(c: &mut Cluster) -> Result<()> {
 pub fn the_ca_is_replaced(c: &mut Cluster) -> Result<()> {
     let before = counted(c)?;
     let file = |node: &str, name: &str| {
-        let path = c
-            .node(node)
-            .machine
-            .path("/var/lib/underpass/tls")
-            .join(name);
+        let path = c.node(node).machine.path(TLS).join(name);
         std::fs::read_to_string(path).unwrap_or_default()
     };
     let all = [FIRST.name, SECOND.name];
@@ -183,6 +186,93 @@ pub fn the_ca_is_replaced(c: &mut Cluster) -> Result<()> {
     still_counts(c, &before)
 }
 
+fn scale_signer(c: &Cluster, replicas: u32) -> Result<()> {
+    let of = ["deployment/underpass-signer", "-n", SYSTEM];
+    let n = format!("--replicas={replicas}");
+    c.kubectl(&[&["scale", &n][..], &of].concat())?;
+    c.kubectl(&[&["rollout", "status", "--timeout=60s"][..], &of].concat())?;
+    if replicas == 0 {
+        let label = "app.kubernetes.io/component=signer";
+        c.kubectl(&[
+            "delete", "pod", "-n", SYSTEM, "-l", label, "--wait", "--now",
+        ])?;
+    }
+    Ok(())
+}
+
+/// A certificate of this node that the cluster's CA has signed and that has ended, and its key.
+fn ended(c: &Cluster, node: &str) -> Result<[String; 2]> {
+    use rcgen::{CertificateParams, Issuer, KeyPair};
+    let part = |name: &str| -> Result<String> {
+        let path = format!("jsonpath={{.data.tls\\.{name}}}");
+        let words = ["get", "secret", "underpass-ca", "-n", SYSTEM, "-o", &path];
+        Ok(String::from_utf8(STANDARD.decode(c.kubectl(&words)?)?)?)
+    };
+    let issuer = Issuer::from_ca_cert_pem(&part("crt")?, KeyPair::from_pem(&part("key")?)?)?;
+    let mut p = CertificateParams::new(vec![node.to_owned()])?;
+    p.not_before = rcgen::date_time_ymd(2020, 1, 1);
+    p.not_after = rcgen::date_time_ymd(2021, 1, 1);
+    let key = KeyPair::generate()?;
+    let cert = p.signed_by(&key, &issuer)?;
+    Ok([cert.pem(), key.serialize_pem()])
+}
+
+/// A node's certificate ends while nobody signs another one: there is no channel, and both daemons say why; connections go on
+/// and pods are made. When there is a signer again, there is a channel again.
+pub fn a_certificate_ends(c: &mut Cluster) -> Result<()> {
+    let mut remote = Workload::new("far", counts(REDIS_AT));
+    remote.node = Some(SECOND.name);
+    deploy(c, &remote)?;
+    await_paired(|| rows(c, SECOND.name, "far"))?;
+    let far = || -> Result<(u64, u32)> {
+        let said = c.exec("shop", "far", &["cat", "/tmp/counted"])?;
+        Ok((said.trim().parse()?, c.restarts("shop", "far")?))
+    };
+    let (before, was) = (counted(c)?, far()?);
+    scale_signer(c, 0)?;
+    let [cert, key] = ended(c, SECOND.name)?;
+    for (name, text) in [("node.key", key), ("node.crt", cert)] {
+        let to = c.node(SECOND.name).machine.path(TLS).join(name);
+        std::fs::write(to, text)?;
+    }
+    let mut said = Value::Null;
+    let both = [(FIRST.name, SECOND.name), (SECOND.name, FIRST.name)];
+    let refused = || {
+        both.iter().all(|(a, b)| {
+            said = peers(c, a).unwrap_or_default();
+            let all = said["peers"].as_array().into_iter().flatten();
+            let mut of = all.filter(|p| p["name"] == *b);
+            of.any(|p| p["state"] == "down" && p["reason"].to_string().contains("expired"))
+        })
+    };
+    until("both say that it has ended", SOMETIME, refused).with_context(|| said.to_string())?;
+    still_counts(c, &before)?;
+    let (n, restarts) = far()?;
+    ensure!(
+        n > was.0 && restarts == was.1,
+        "{n} after {was:?}, {restarts}"
+    );
+    let later = Workload::new("later", counts(REDIS_AT));
+    deploy(c, &later)?;
+    await_mode_on(c, FIRST.name, "later")?;
+    // (A daemon that starts asks at once; otherwise it looks once a minute.)
+    c.kill_daemon(SECOND.name)?;
+    scale_signer(c, 1)?;
+    c.rolled_out_daemons()?;
+    await_channel(c)?;
+    still_counts(c, &before)?;
+    for w in [&remote, &later] {
+        remove(c, w)?;
+    }
+    Ok(())
+}
+
+fn await_mode_on(c: &Cluster, node: &str, workload: &str) -> Result<()> {
+    until("lanes on the node", SOON, || {
+        are_on(&rows(c, node, workload).unwrap_or_default(), "SMCD")
+    })
+}
+
 /// A node is removed from the cluster: nobody speaks with it any more, until it is there again.
 pub fn a_node_goes(c: &mut Cluster) -> Result<()> {
     c.node(SECOND.name).ctr(&["version"])?; // (it still runs)
@@ -193,9 +283,7 @@ pub fn a_node_goes(c: &mut Cluster) -> Result<()> {
         all.is_ok_and(|p| p["peers"].as_array().is_some_and(Vec::is_empty))
     })?;
     // (Of the node that is there: the API has the other one's daemon for up to 80 s more, and nobody answers for it.)
-    until("load is on SMCD", SOON, || {
-        are_on(&rows(c, FIRST.name, "load").unwrap_or_default(), "SMCD")
-    })?;
+    await_mode_on(c, FIRST.name, "load")?;
     // It comes back, as another node of the same name.
     c.start_kubelet(1)?;
     c.rolled_out_daemons()?;
