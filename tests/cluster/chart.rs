@@ -194,15 +194,12 @@ fn values_are_explained(_: &Cluster) -> Result<()> {
             continue;
         };
         above.retain(|(i, _)| *i < indent);
-        let said = std::mem::take(&mut comment) || above.last().is_some_and(|a| a.1);
+        let comments = std::mem::take(&mut comment) || above.last().is_some_and(|a| a.1);
+        let said = comments || KUBERNETES.contains(&key);
         above.push((indent, said));
-        let has_parts = inner.ends_with(':');
         seen += 1;
-        let own = !has_parts && !KUBERNETES.contains(&key);
-        ensure!(
-            said || !own || indent > 2,
-            "values.yaml does not explain {key}"
-        );
+        let has_parts = inner.ends_with(':');
+        ensure!(said || has_parts, "values.yaml does not explain {key}");
     }
     ensure!(seen > 40, "{seen} values");
     Ok(())

@@ -3,12 +3,12 @@
 
 use crate::cluster::{Cluster, FIRST, SECOND};
 use crate::things::{are_on, counts, rows_of, Workload};
-use crate::{counted, deploy, remove, still_counts, REDIS_AT, SOON, SYSTEM};
+use crate::{counted, deploy, remove, still_counts, Count, REDIS_AT, SOON, SYSTEM};
 use anyhow::{ensure, Context, Result};
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine as _;
 use serde_json::Value;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use underpass_tests::harness::until;
 
 /// The directory is looked at twice a second, certificates every second, and the signer looks after its CA when it starts.
@@ -16,6 +16,8 @@ const SOMETIME: Duration = Duration::from_secs(90);
 
 /// For how long the API is away: longer than the nodes' leases (40 s).
 const AWAY: Duration = Duration::from_secs(60);
+/// For how long a certificate is valid that is to end: it is there before that.
+const LIFE: Duration = Duration::from_secs(45);
 /// Where a node has its certificate and key.
 const TLS: &str = "/var/lib/underpass/tls";
 
@@ -200,8 +202,8 @@ fn scale_signer(c: &Cluster, replicas: u32) -> Result<()> {
     Ok(())
 }
 
-/// A certificate of this node that the cluster's CA has signed and that has ended, and its key.
-fn ended(c: &Cluster, node: &str) -> Result<[String; 2]> {
+/// A certificate of this node that the cluster's CA has signed, for a short time from now on, its key, and when it ends.
+fn short(c: &Cluster, node: &str) -> Result<([String; 2], i64)> {
     use rcgen::{CertificateParams, Issuer, KeyPair};
     let part = |name: &str| -> Result<String> {
         let path = format!("jsonpath={{.data.tls\\.{name}}}");
@@ -210,32 +212,50 @@ fn ended(c: &Cluster, node: &str) -> Result<[String; 2]> {
     };
     let issuer = Issuer::from_ca_cert_pem(&part("crt")?, KeyPair::from_pem(&part("key")?)?)?;
     let mut p = CertificateParams::new(vec![node.to_owned()])?;
-    p.not_before = rcgen::date_time_ymd(2020, 1, 1);
-    p.not_after = rcgen::date_time_ymd(2021, 1, 1);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let at = |s: u64| rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(s);
+    // (One that is older than the node is not taken at all.)
+    (p.not_before, p.not_after) = (at(now), at(now + LIFE.as_secs()));
     let key = KeyPair::generate()?;
     let cert = p.signed_by(&key, &issuer)?;
-    Ok([cert.pem(), key.serialize_pem()])
+    let ends = i64::try_from(now + LIFE.as_secs())?;
+    Ok(([cert.pem(), key.serialize_pem()], ends))
 }
 
-/// A node's certificate ends while nobody signs another one: there is no channel, and both daemons say why; connections go on
-/// and pods are made. When there is a signer again, there is a channel again.
+/// A node's certificate ends while nobody signs another one: the channel ends with it, and both daemons say why; connections go
+/// on and pods are made. When there is a signer again, there is a channel again.
 pub fn a_certificate_ends(c: &mut Cluster) -> Result<()> {
     let mut remote = Workload::new("far", counts(REDIS_AT));
     remote.node = Some(SECOND.name);
     deploy(c, &remote)?;
     await_paired(|| rows(c, SECOND.name, "far"))?;
+    let before = counted(c)?;
+    scale_signer(c, 0)?;
+    let ended = without_signer(c, &before);
+    scale_signer(c, 1)?; // (whatever became of it: other tests come)
+    ended?;
+    // (A daemon that starts asks at once; otherwise it looks once a minute.)
+    c.kill_daemon(SECOND.name)?;
+    c.rolled_out_daemons()?;
+    await_channel(c)?;
+    still_counts(c, &before)?;
+    remove(c, &remote)
+}
+
+fn without_signer(c: &Cluster, before: &Count) -> Result<()> {
     let far = || -> Result<(u64, u32)> {
         let said = c.exec("shop", "far", &["cat", "/tmp/counted"])?;
         Ok((said.trim().parse()?, c.restarts("shop", "far")?))
     };
-    let (before, was) = (counted(c)?, far()?);
-    scale_signer(c, 0)?;
-    let [cert, key] = ended(c, SECOND.name)?;
+    let was = far()?;
+    let ([cert, key], ends) = short(c, SECOND.name)?;
     for (name, text) in [("node.key", key), ("node.crt", cert)] {
         let to = c.node(SECOND.name).machine.path(TLS).join(name);
         std::fs::write(to, text)?;
     }
     let mut said = Value::Null;
+    let taken = || trusted(c, FIRST.name, SECOND.name).is_ok_and(|e| e == ends);
+    until("it is taken", LIFE, taken)?;
     let both = [(FIRST.name, SECOND.name), (SECOND.name, FIRST.name)];
     let refused = || {
         both.iter().all(|(a, b)| {
@@ -246,25 +266,13 @@ pub fn a_certificate_ends(c: &mut Cluster) -> Result<()> {
         })
     };
     until("both say that it has ended", SOMETIME, refused).with_context(|| said.to_string())?;
-    still_counts(c, &before)?;
-    let (n, restarts) = far()?;
-    ensure!(
-        n > was.0 && restarts == was.1,
-        "{n} after {was:?}, {restarts}"
-    );
+    still_counts(c, before)?;
+    let now = far()?;
+    ensure!(now.0 > was.0 && now.1 == was.1, "{now:?} after {was:?}");
     let later = Workload::new("later", counts(REDIS_AT));
     deploy(c, &later)?;
     await_mode_on(c, FIRST.name, "later")?;
-    // (A daemon that starts asks at once; otherwise it looks once a minute.)
-    c.kill_daemon(SECOND.name)?;
-    scale_signer(c, 1)?;
-    c.rolled_out_daemons()?;
-    await_channel(c)?;
-    still_counts(c, &before)?;
-    for w in [&remote, &later] {
-        remove(c, w)?;
-    }
-    Ok(())
+    remove(c, &later)
 }
 
 fn await_mode_on(c: &Cluster, node: &str, workload: &str) -> Result<()> {
