@@ -269,7 +269,8 @@ fn without_signer(c: &Cluster, before: &Count) -> Result<()> {
     still_counts(c, before)?;
     let now = far()?;
     ensure!(now.0 > was.0 && now.1 == was.1, "{now:?} after {was:?}");
-    let later = Workload::new("later", counts(REDIS_AT));
+    let mut later = Workload::new("later", counts(REDIS_AT));
+    later.node = Some(FIRST.name);
     deploy(c, &later)?;
     await_mode_on(c, FIRST.name, "later")?;
     remove(c, &later)
