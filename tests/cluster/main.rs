@@ -52,7 +52,7 @@ type Test = fn(&mut Cluster) -> Result<()>;
 /// The same that makes its cluster itself.
 type Alone = fn() -> Result<()>;
 
-const TESTS: [(&str, Test); 31] = [
+const TESTS: [(&str, Test); 32] = [
     ("the_users_way", the_users_way),
     ("chart::chart", chart::chart),
     ("chart::least_privilege", chart::least_privilege),
@@ -77,6 +77,7 @@ const TESTS: [(&str, Test); 31] = [
     ("the_ca_is_replaced", nodes::the_ca_is_replaced),
     ("a_certificate_ends", nodes::a_certificate_ends),
     ("a_node_goes", nodes::a_node_goes),
+    ("namespaces_of_the_chart", ways::namespaces_of_the_chart),
     ("devices", ways::devices),
     ("without_nri", ways::without_nri),
     ("without_nri::the_users_way", the_users_way),

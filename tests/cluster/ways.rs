@@ -3,6 +3,7 @@
 
 use crate::cluster::{Cluster, FIRST};
 use crate::flow;
+use crate::kinds::PLAIN;
 use crate::node::{kubernetes, COMMAND};
 use crate::things::{counts, Workload};
 use crate::{await_mode, counted, deploy, has_shim, remove, still_counts, ENABLED, REDIS_AT, SOON};
@@ -102,6 +103,30 @@ spec:
     ensure!(has.is_empty(), "{has}");
     c.kubectl(&["delete", "pod", "taken", "-n", "machines", "--now"])
         .map(drop)
+}
+
+/// Namespaces that the chart names: pods of one get the shim without asking, those of another not although they ask.
+pub fn namespaces_of_the_chart(c: &mut Cluster) -> Result<()> {
+    let before = counted(c)?;
+    c.upgrade(&[
+        "namespaces.include={plain}",
+        "namespaces.exclude={kube-system,machines}",
+    ])?;
+    still_counts(c, &before)?;
+    let included = Workload::new("included", counts(REDIS_AT)).within(PLAIN);
+    deploy(c, &included)?;
+    await_mode(c, PLAIN, "included", "SMCD")?;
+    let mut excluded = Workload::new("excluded", "exec sleep 1000000").annotated(ENABLED, "true");
+    excluded.namespace = "machines";
+    deploy(c, &excluded)?;
+    ensure!(!has_shim(c, "machines", "excluded")?, "it is excluded");
+    let said = c.underpass(&["pods", "-n", "machines"])?;
+    ensure!(said.contains("its namespace is excluded"), "{said}");
+    for w in [&included, &excluded] {
+        remove(c, w)?;
+    }
+    c.upgrade(&["namespaces.exclude={kube-system}"])?;
+    still_counts(c, &before)
 }
 
 /// A pod that asks for a resource.
