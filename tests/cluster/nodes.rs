@@ -243,11 +243,11 @@ pub fn a_certificate_ends(c: &mut Cluster) -> Result<()> {
 }
 
 fn without_signer(c: &Cluster, before: &Count) -> Result<()> {
-    let far = || -> Result<(u64, u32)> {
+    let remote = || -> Result<(u64, u32)> {
         let said = c.exec("shop", "far", &["cat", "/tmp/counted"])?;
         Ok((said.trim().parse()?, c.restarts("shop", "far")?))
     };
-    let was = far()?;
+    let was = remote()?;
     let ([cert, key], ends) = short(c, SECOND.name)?;
     for (name, text) in [("node.key", key), ("node.crt", cert)] {
         let to = c.node(SECOND.name).machine.path(TLS).join(name);
@@ -267,7 +267,7 @@ fn without_signer(c: &Cluster, before: &Count) -> Result<()> {
     };
     until("both say that it has ended", SOMETIME, refused).with_context(|| said.to_string())?;
     still_counts(c, before)?;
-    let now = far()?;
+    let now = remote()?;
     ensure!(now.0 > was.0 && now.1 == was.1, "{now:?} after {was:?}");
     let mut later = Workload::new("later", counts(REDIS_AT));
     later.node = Some(FIRST.name);

@@ -60,8 +60,8 @@ impl Keeper {
 pub(super) struct InPlace {
     ask: Sender<()>,
     words: Receiver<Word>,
-    /// Was there no time for the last answer?
-    owed: bool,
+    /// Is a question on its way, whose time was over?
+    pending: bool,
 }
 
 impl InPlace {
@@ -82,21 +82,21 @@ impl InPlace {
         Ok(InPlace {
             ask,
             words,
-            owed: false,
+            pending: false,
         })
     }
 
     fn word(&mut self, end: Instant) -> Option<Word> {
         let left = end.saturating_duration_since(Instant::now());
         let word = self.words.recv_timeout(left).ok();
-        self.owed = word.is_none();
+        self.pending = word.is_none();
         word
     }
 
     /// Is it there now? That is not known if there is no answer before `end`.
     pub(super) fn now(&mut self, end: Instant) -> Word {
         // (One that comes late is of another time: there is one question on its way at most.)
-        let free = !self.owed || self.word(end).is_some();
+        let free = !self.pending || self.word(end).is_some();
         let asked = free && self.ask.send(()).is_ok();
         let word = asked.then(|| self.word(end)).flatten();
         word.unwrap_or_else(|| Err("its files could not be looked at in time".into()))
