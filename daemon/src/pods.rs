@@ -5,6 +5,7 @@
 //! daemon is busy with must not delay a pod. Whatever goes wrong, the container is made, without the shim, and
 //! `underpass pods` says why.
 
+mod in_place;
 pub(crate) mod known;
 pub(crate) mod runtime;
 pub(crate) mod unused;

@@ -57,6 +57,10 @@ pub struct Cluster {
     /// What all nodes import.
     images: Vec<PathBuf>,
     pub work: tempfile::TempDir,
+    /// The stream was started (`flow`).
+    pub flows: bool,
+    /// Pods get the shim by a volume, not by NRI.
+    pub by_volume: bool,
 }
 
 impl Cluster {
@@ -75,6 +79,8 @@ impl Cluster {
             nodes: vec![first],
             images: Vec::new(),
             work: tempfile::Builder::new().prefix("upcluster-").tempdir()?,
+            flows: false,
+            by_volume: false,
         };
         c.make_images()?;
         c.start_etcd()?;

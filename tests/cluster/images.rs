@@ -109,7 +109,9 @@ fn python(root: &Path) -> Result<()> {
     let modules: Vec<&str> = modules.iter().map(String::as_str).collect();
     containerd::add(root, &modules)?;
     std::fs::create_dir_all(root.join("srv"))?;
-    std::fs::copy(paths::script("job.py"), root.join("srv/job.py"))?;
+    for f in ["job.py", "flow.py"] {
+        std::fs::copy(paths::script(f), root.join("srv").join(f))?;
+    }
     Ok(())
 }
 

@@ -1,7 +1,9 @@
 //! Pods of a real Kubernetes cluster, asked for through its API only (`make cluster`). Needs root. The cluster is started
 //! once; one test runs after the other.
 
+mod chart;
 mod cluster;
+mod flow;
 mod images;
 mod keys;
 mod kinds;
@@ -10,6 +12,7 @@ mod measure;
 mod node;
 mod nodes;
 mod previous;
+mod profile;
 mod things;
 mod ways;
 
@@ -49,8 +52,10 @@ type Test = fn(&mut Cluster) -> Result<()>;
 /// The same that makes its cluster itself.
 type Alone = fn() -> Result<()>;
 
-const TESTS: [(&str, Test); 18] = [
+const TESTS: [(&str, Test); 32] = [
     ("the_users_way", the_users_way),
+    ("chart::chart", chart::chart),
+    ("chart::least_privilege", chart::least_privilege),
     ("whose_word_counts", whose_word_counts),
     ("who_does_not_get_it_is_told", who_does_not_get_it_is_told),
     ("the_nodes_own_network", the_nodes_own_network),
@@ -70,9 +75,36 @@ const TESTS: [(&str, Test); 18] = [
         nodes::nobody_else_gets_a_certificate,
     ),
     ("the_ca_is_replaced", nodes::the_ca_is_replaced),
+    ("a_certificate_ends", nodes::a_certificate_ends),
     ("a_node_goes", nodes::a_node_goes),
+    ("namespaces_of_the_chart", ways::namespaces_of_the_chart),
     ("devices", ways::devices),
     ("without_nri", ways::without_nri),
+    ("without_nri::the_users_way", the_users_way),
+    ("without_nri::whose_word_counts", whose_word_counts),
+    (
+        "without_nri::who_asks_in_vain_is_warned",
+        ways::who_asks_in_vain_is_warned,
+    ),
+    ("without_nri::the_nodes_own_network", the_nodes_own_network),
+    ("without_nri::web_servers", kinds::web_servers),
+    (
+        "without_nri::a_job_of_several_pods",
+        kinds::a_job_of_several_pods,
+    ),
+    (
+        "without_nri::images_of_other_kinds",
+        kinds::images_of_other_kinds,
+    ),
+    ("without_nri::the_daemon_is_deleted", the_daemon_is_deleted),
+    (
+        "without_nri::runtime_and_kubelet_are_restarted",
+        runtime_and_kubelet_are_restarted,
+    ),
+    (
+        "without_nri::daemon_and_api_are_away",
+        daemon_and_api_are_away,
+    ),
     ("nothing_is_left", nothing_is_left),
 ];
 
@@ -102,6 +134,7 @@ fn run(cluster: &mut Option<Cluster>, test: Test) -> Result<()> {
     if cluster.is_none() {
         let c = cluster.insert(Cluster::start()?);
         prepare(c, |c| c.install()).with_context(|| c.picture())?;
+        flow::start(c).with_context(|| c.picture())?;
     }
     let cluster = cluster.as_mut().context("the cluster")?;
     test(cluster).with_context(|| cluster.picture())
@@ -147,31 +180,37 @@ fn await_mode(c: &Cluster, namespace: &str, workload: &str, mode: &str) -> Resul
 struct Count {
     n: u64,
     restarts: u32,
+    /// The stream beside it.
+    flow: Option<flow::Flow>,
+}
+
+/// (It may be writing just now.)
+fn number(c: &Cluster) -> Option<u64> {
+    let said = c.exec("shop", "load", &["cat", "/tmp/counted"]);
+    said.ok().and_then(|s| s.trim().parse().ok())
 }
 
 fn counted(c: &Cluster) -> Result<Count> {
     let mut n = None;
     until("the client counts", SOON, || {
-        // (It may be writing just now.)
-        let said = c.exec("shop", "load", &["cat", "/tmp/counted"]);
-        n = said.ok().and_then(|s| s.trim().parse().ok());
+        n = number(c);
         n.is_some()
     })?;
     Ok(Count {
         n: n.context("a number")?,
         restarts: c.restarts("shop", "load")?,
+        flow: flow::count(c)?,
     })
 }
 
-/// The client still counts, in the process that was there before.
+/// The client still counts, in the process that was there before; and so does the stream go on, on a lane.
 fn still_counts(c: &Cluster, before: &Count) -> Result<()> {
-    let mut now = counted(c)?;
     until("the client counts on", SOON, || {
-        now = counted(c).unwrap_or(Count { n: 0, restarts: 0 });
-        now.n > before.n + 20
+        number(c).is_some_and(|n| n > before.n + 20)
     })?;
-    ensure!(now.restarts == before.restarts, "the client has ended");
-    Ok(())
+    let now = c.restarts("shop", "load")?;
+    ensure!(now == before.restarts, "the client has ended");
+    flow::goes_on(c, before.flow.as_ref())
 }
 
 /// The container's variables: has it the shim?
@@ -206,11 +245,14 @@ fn the_users_way(c: &mut Cluster) -> Result<()> {
     let said = c.exec("shop", "load", &["/run/underpass/smcss"])?;
     let lines: Vec<&str> = said.lines().collect();
     ensure!(lines.len() == 2 && lines[1].contains("SMCD"), "{said}");
+    // (Of a volume the kubelet asks, which does not tell of containers.)
     let said = c.underpass(&["pods", "-n", "shop"])?;
     ensure!(
-        said.lines().count() == 3 && !said.contains(" no "),
+        c.by_volume || said.lines().count() == 3 && !said.contains(" no "),
         "{said}"
     );
+    let pods = c.kubectl(&["get", "pods", "-n", "shop", "-o", "json"])?;
+    profile::all_are_restricted(&serde_json::from_str(&pods)?)?;
     let line = format!(
         "head -c {BYTES} /dev/urandom >/tmp/a && redis-cli -h {REDIS_AT} -x set k </tmp/a && \
          redis-cli -h {REDIS_AT} --raw get k | head -c {BYTES} >/tmp/b && sha256sum </tmp/a && sha256sum </tmp/b"
@@ -266,6 +308,15 @@ fn who_does_not_get_it_is_told(c: &mut Cluster) -> Result<()> {
     until("an event", SOON, told)?;
     let said = c.underpass(&["pods", "-n", "shop"])?;
     ensure!(said.contains("mounted at /run/underpass"), "{said}");
+    let refused = |all: &str| {
+        let of = r#"underpass_containers{namespace="shop",pod="",shim="refused"} "#;
+        let n = all.lines().find_map(|l| l.strip_prefix(of)?.parse().ok());
+        n == Some(1.0)
+    };
+    until("the metrics count it", SOON, || {
+        measure::metrics(c).is_ok_and(|all| refused(&all))
+    })
+    .with_context(|| measure::metrics(c).unwrap_or_default())?;
     remove(c, &taken)
 }
 
@@ -340,6 +391,7 @@ fn runtime_and_kubelet_are_restarted(c: &mut Cluster) -> Result<()> {
 }
 
 fn nothing_is_left(c: &mut Cluster) -> Result<()> {
+    flow::stop(c)?;
     c.kubectl(&["annotate", "namespace", "shop", "underpass.io/enabled-"])?;
     c.kubectl(&["-n", "shop", "rollout", "restart", "deployment"])?;
     for w in ["redis", "load"] {

@@ -166,14 +166,19 @@ fn pod_starts(c: &Cluster) -> Result<()> {
     before.print_answers(&after)
 }
 
-/// What the daemon's metrics say at one time.
+/// What the daemon's metrics say now.
+pub fn metrics(c: &Cluster) -> Result<String> {
+    let curl = c.node(FIRST.name).machine.program("curl");
+    let curl = curl.args(["-sf", "http://127.0.0.1:7479/metrics"]);
+    curl.check(COMMAND)
+}
+
+/// The same at one time.
 struct Scrape(String);
 
 impl Scrape {
     fn make(c: &Cluster) -> Result<Scrape> {
-        let curl = c.node(FIRST.name).machine.program("curl");
-        let curl = curl.args(["-sf", "http://127.0.0.1:7479/metrics"]);
-        Ok(Scrape(curl.check(COMMAND)?))
+        Ok(Scrape(metrics(c)?))
     }
 
     fn value(&self, series: &str) -> Result<f64> {
@@ -261,11 +266,7 @@ fn idle(c: &Cluster) -> Result<()> {
 /// The daemon's memory: all, and what is no file's, in MiB.
 fn resident(c: &Cluster) -> Result<[f64; 2]> {
     let id = c.daemon_container(FIRST.name)?;
-    let tasks = c.node(FIRST.name).ctr(&["tasks", "ls"])?;
-    let task = tasks.lines().find(|l| l.starts_with(&id));
-    let pid = task
-        .and_then(|l| l.split_whitespace().nth(1))
-        .context("a process")?;
+    let pid = c.node(FIRST.name).pid_of(&id)?;
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let field = |name: &str| -> Result<f64> {
         let line = status.lines().find_map(|l| l.strip_prefix(name));

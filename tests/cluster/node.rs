@@ -117,6 +117,14 @@ impl Node {
         Ok(id.to_owned())
     }
 
+    /// The first process of a container that runs.
+    pub fn pid_of(&self, id: &str) -> Result<u32> {
+        let tasks = self.ctr(&["tasks", "ls"])?;
+        let task = tasks.lines().find(|l| l.starts_with(id));
+        let pid = task.and_then(|l| l.split_whitespace().nth(1));
+        Ok(pid.context("no such task")?.parse()?)
+    }
+
     /// Kills its first process.
     pub fn stop_container(&self, id: &str) -> Result<()> {
         self.ctr(&["tasks", "kill", "-s", "SIGKILL", id])?;

@@ -3,14 +3,23 @@
 
 use crate::cluster::{Cluster, FIRST, SECOND};
 use crate::things::{are_on, counts, rows_of, Workload};
-use crate::{counted, deploy, remove, still_counts, REDIS_AT, SOON, SYSTEM};
+use crate::{counted, deploy, remove, still_counts, Count, REDIS_AT, SOON, SYSTEM};
 use anyhow::{ensure, Context, Result};
+use base64::engine::general_purpose::STANDARD;
+use base64::Engine as _;
 use serde_json::Value;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use underpass_tests::harness::until;
 
 /// The directory is looked at twice a second, certificates every second, and the signer looks after its CA when it starts.
 const SOMETIME: Duration = Duration::from_secs(90);
+
+/// For how long the API is away: longer than the nodes' leases (40 s).
+const AWAY: Duration = Duration::from_secs(60);
+/// For how long a certificate is valid that is to end: it is there before that.
+const LIFE: Duration = Duration::from_secs(45);
+/// Where a node has its certificate and key.
+const TLS: &str = "/var/lib/underpass/tls";
 
 /// The request of somebody who is no daemon.
 const STRANGER: &str = "stranger";
@@ -74,9 +83,7 @@ pub fn a_node_comes(c: &mut Cluster) -> Result<()> {
     let mut beside = Workload::new("beside", counts(&at));
     beside.node = Some(SECOND.name);
     deploy(c, &beside)?;
-    until("lanes on the second node", SOON, || {
-        are_on(&rows(c, SECOND.name, "beside").unwrap_or_default(), "SMCD")
-    })?;
+    await_mode_on(c, SECOND.name, "beside")?;
     for w in [&remote, &local, &beside] {
         remove(c, w)?;
     }
@@ -103,11 +110,13 @@ pub fn the_api_is_away(c: &mut Cluster) -> Result<()> {
             places.any(|(_, place)| place["node"] == other(n))
         })
     })?;
+    let since = Instant::now();
     c.kill("api server");
     let found = all
         .iter()
         .try_for_each(|n| c.kill_daemon(n))
         .and_then(|()| found_again(c, all));
+    std::thread::sleep(AWAY.saturating_sub(since.elapsed()));
     c.start_server()?; // (whatever became of it: other tests come)
     found?;
     still_counts(c, &before)?;
@@ -145,11 +154,7 @@ pub fn nobody_else_gets_a_certificate(c: &mut Cluster) -> Result<()> {
 pub fn the_ca_is_replaced(c: &mut Cluster) -> Result<()> {
     let before = counted(c)?;
     let file = |node: &str, name: &str| {
-        let path = c
-            .node(node)
-            .machine
-            .path("/var/lib/underpass/tls")
-            .join(name);
+        let path = c.node(node).machine.path(TLS).join(name);
         std::fs::read_to_string(path).unwrap_or_default()
     };
     let all = [FIRST.name, SECOND.name];
@@ -183,6 +188,100 @@ pub fn the_ca_is_replaced(c: &mut Cluster) -> Result<()> {
     still_counts(c, &before)
 }
 
+fn scale_signer(c: &Cluster, replicas: u32) -> Result<()> {
+    let of = ["deployment/underpass-signer", "-n", SYSTEM];
+    let n = format!("--replicas={replicas}");
+    c.kubectl(&[&["scale", &n][..], &of].concat())?;
+    c.kubectl(&[&["rollout", "status", "--timeout=60s"][..], &of].concat())?;
+    if replicas == 0 {
+        let label = "app.kubernetes.io/component=signer";
+        c.kubectl(&[
+            "delete", "pod", "-n", SYSTEM, "-l", label, "--wait", "--now",
+        ])?;
+    }
+    Ok(())
+}
+
+/// A certificate of this node that the cluster's CA has signed, for a short time from now on, its key, and when it ends.
+fn short(c: &Cluster, node: &str) -> Result<([String; 2], i64)> {
+    use rcgen::{CertificateParams, Issuer, KeyPair};
+    let part = |name: &str| -> Result<String> {
+        let path = format!("jsonpath={{.data.tls\\.{name}}}");
+        let words = ["get", "secret", "underpass-ca", "-n", SYSTEM, "-o", &path];
+        Ok(String::from_utf8(STANDARD.decode(c.kubectl(&words)?)?)?)
+    };
+    let issuer = Issuer::from_ca_cert_pem(&part("crt")?, KeyPair::from_pem(&part("key")?)?)?;
+    let mut p = CertificateParams::new(vec![node.to_owned()])?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let at = |s: u64| rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(s);
+    // (One that is older than the node is not taken at all.)
+    (p.not_before, p.not_after) = (at(now), at(now + LIFE.as_secs()));
+    let key = KeyPair::generate()?;
+    let cert = p.signed_by(&key, &issuer)?;
+    let ends = i64::try_from(now + LIFE.as_secs())?;
+    Ok(([cert.pem(), key.serialize_pem()], ends))
+}
+
+/// A node's certificate ends while nobody signs another one: the channel ends with it, and both daemons say why; connections go
+/// on and pods are made. When there is a signer again, there is a channel again.
+pub fn a_certificate_ends(c: &mut Cluster) -> Result<()> {
+    let mut remote = Workload::new("far", counts(REDIS_AT));
+    remote.node = Some(SECOND.name);
+    deploy(c, &remote)?;
+    await_paired(|| rows(c, SECOND.name, "far"))?;
+    let before = counted(c)?;
+    scale_signer(c, 0)?;
+    let ended = without_signer(c, &before);
+    scale_signer(c, 1)?; // (whatever became of it: other tests come)
+    ended?;
+    // (A daemon that starts asks at once; otherwise it looks once a minute.)
+    c.kill_daemon(SECOND.name)?;
+    c.rolled_out_daemons()?;
+    await_channel(c)?;
+    still_counts(c, &before)?;
+    remove(c, &remote)
+}
+
+fn without_signer(c: &Cluster, before: &Count) -> Result<()> {
+    let remote = || -> Result<(u64, u32)> {
+        let said = c.exec("shop", "far", &["cat", "/tmp/counted"])?;
+        Ok((said.trim().parse()?, c.restarts("shop", "far")?))
+    };
+    let was = remote()?;
+    let ([cert, key], ends) = short(c, SECOND.name)?;
+    for (name, text) in [("node.key", key), ("node.crt", cert)] {
+        let to = c.node(SECOND.name).machine.path(TLS).join(name);
+        std::fs::write(to, text)?;
+    }
+    let mut said = Value::Null;
+    let taken = || trusted(c, FIRST.name, SECOND.name).is_ok_and(|e| e == ends);
+    until("it is taken", LIFE, taken)?;
+    let both = [(FIRST.name, SECOND.name), (SECOND.name, FIRST.name)];
+    let refused = || {
+        both.iter().all(|(a, b)| {
+            said = peers(c, a).unwrap_or_default();
+            let all = said["peers"].as_array().into_iter().flatten();
+            let mut of = all.filter(|p| p["name"] == *b);
+            of.any(|p| p["state"] == "down" && p["reason"].to_string().contains("expired"))
+        })
+    };
+    until("both say that it has ended", SOMETIME, refused).with_context(|| said.to_string())?;
+    still_counts(c, before)?;
+    let now = remote()?;
+    ensure!(now.0 > was.0 && now.1 == was.1, "{now:?} after {was:?}");
+    let mut later = Workload::new("later", counts(REDIS_AT));
+    later.node = Some(FIRST.name);
+    deploy(c, &later)?;
+    await_mode_on(c, FIRST.name, "later")?;
+    remove(c, &later)
+}
+
+fn await_mode_on(c: &Cluster, node: &str, workload: &str) -> Result<()> {
+    until("lanes on the node", SOON, || {
+        are_on(&rows(c, node, workload).unwrap_or_default(), "SMCD")
+    })
+}
+
 /// A node is removed from the cluster: nobody speaks with it any more, until it is there again.
 pub fn a_node_goes(c: &mut Cluster) -> Result<()> {
     c.node(SECOND.name).ctr(&["version"])?; // (it still runs)
@@ -193,9 +292,7 @@ pub fn a_node_goes(c: &mut Cluster) -> Result<()> {
         all.is_ok_and(|p| p["peers"].as_array().is_some_and(Vec::is_empty))
     })?;
     // (Of the node that is there: the API has the other one's daemon for up to 80 s more, and nobody answers for it.)
-    until("load is on SMCD", SOON, || {
-        are_on(&rows(c, FIRST.name, "load").unwrap_or_default(), "SMCD")
-    })?;
+    await_mode_on(c, FIRST.name, "load")?;
     // It comes back, as another node of the same name.
     c.start_kubelet(1)?;
     c.rolled_out_daemons()?;

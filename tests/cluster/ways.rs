@@ -2,7 +2,9 @@
 //! (the webhook, and the daemons as a CSI driver); and the device plugin.
 
 use crate::cluster::{Cluster, FIRST};
-use crate::node::COMMAND;
+use crate::flow;
+use crate::kinds::PLAIN;
+use crate::node::{kubernetes, COMMAND};
 use crate::things::{counts, Workload};
 use crate::{await_mode, counted, deploy, has_shim, remove, still_counts, ENABLED, REDIS_AT, SOON};
 use anyhow::{ensure, Context, Result};
@@ -55,7 +57,76 @@ pub fn without_nri(c: &mut Cluster) -> Result<()> {
     }
     until("nothing is mounted", SOON, || {
         mounts(c).is_ok_and(|n| n == 0)
-    })
+    })?;
+    // From here on all pods of the shop have it in this way, and the tests that come are those of the other one.
+    c.by_volume = true;
+    for namespace in ["shop", "machines"] {
+        c.kubectl(&["-n", namespace, "rollout", "restart", "deployment"])?;
+    }
+    for w in ["redis", "load"] {
+        c.rolled_out("shop", w)?;
+    }
+    flow::restarted(c)?;
+    let by = |w: &str| -> Result<String> {
+        let label = format!("app={w}");
+        c.kubectl(&["get", "pods", "-n", "shop", "-l", &label, "-o", path])
+    };
+    ensure!(by("redis")?.contains("csi.underpass.io") && by("load")?.contains("csi.underpass.io"));
+    Ok(())
+}
+
+/// Who makes a pod that asks in vain is told so by whoever makes it: there is no event, since no runtime asks.
+pub fn who_asks_in_vain_is_warned(c: &mut Cluster) -> Result<()> {
+    const TAKEN: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: taken, namespace: machines, annotations: {underpass.io/enabled: "true"}}
+spec:
+  volumes: [{name: own, emptyDir: {}}]
+  containers:
+    - name: main
+      image: underpass.test/programs:1
+      command: [sleep, "1000"]
+      volumeMounts: [{name: own, mountPath: /run/underpass}]
+"#;
+    let kubectl = c.node(FIRST.name).machine.program(kubernetes("kubectl"));
+    let kubectl = kubectl.words("apply -f -").stdin(TAKEN.as_bytes());
+    let said = c.as_admin(kubectl).run(COMMAND)?;
+    ensure!(
+        said.status.success()
+            && said.stderr.contains("Warning:")
+            && said.stderr.contains("mounted at /run/underpass"),
+        "{said:?}"
+    );
+    let path = "jsonpath={.spec.volumes[*].csi.driver}{.spec.containers[*].env}";
+    let has = c.kubectl(&["get", "pod", "taken", "-n", "machines", "-o", path])?;
+    ensure!(has.is_empty(), "{has}");
+    c.kubectl(&["delete", "pod", "taken", "-n", "machines", "--now"])
+        .map(drop)
+}
+
+/// Namespaces that the chart names: pods of one get the shim without asking, those of another not although they ask.
+pub fn namespaces_of_the_chart(c: &mut Cluster) -> Result<()> {
+    let before = counted(c)?;
+    c.upgrade(&[
+        "namespaces.include={plain}",
+        "namespaces.exclude={kube-system,machines}",
+    ])?;
+    still_counts(c, &before)?;
+    let included = Workload::new("included", counts(REDIS_AT)).within(PLAIN);
+    deploy(c, &included)?;
+    await_mode(c, PLAIN, "included", "SMCD")?;
+    let mut excluded = Workload::new("excluded", "exec sleep 1000000").annotated(ENABLED, "true");
+    excluded.namespace = "machines";
+    deploy(c, &excluded)?;
+    ensure!(!has_shim(c, "machines", "excluded")?, "it is excluded");
+    let said = c.underpass(&["pods", "-n", "machines"])?;
+    ensure!(said.contains("its namespace is excluded"), "{said}");
+    for w in [&included, &excluded] {
+        remove(c, w)?;
+    }
+    c.upgrade(&["namespaces.exclude={kube-system}"])?;
+    still_counts(c, &before)
 }
 
 /// A pod that asks for a resource.
@@ -74,11 +145,7 @@ spec:
 /// Can a process among the daemon container's open this device of the node? A cgroup decides that.
 fn opens(c: &Cluster, device: &str) -> Result<bool> {
     let node = c.node(FIRST.name);
-    let id = c.daemon_container(FIRST.name)?;
-    let tasks = node.ctr(&["tasks", "ls"])?;
-    let mut of = tasks.lines().filter(|l| l.starts_with(&id));
-    let pid = of.next().and_then(|l| l.split_whitespace().nth(1));
-    let pid = pid.context("the daemon's process")?;
+    let pid = node.pid_of(&c.daemon_container(FIRST.name)?)?;
     let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
     // Of version 1, a hierarchy of its own; of version 2, the only one.
     let of = |mark: &str| groups.lines().find_map(|l| Some(l.split_once(mark)?.1));

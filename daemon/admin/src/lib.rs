@@ -474,6 +474,10 @@ pub struct RailStats {
     pub messages_received: u64,
     /// Links that failed, those that never worked among them.
     pub links_failed: u64,
+    /// How often the other node's daemon took how long to answer over a link: the parts of a histogram.
+    pub round_trips: Vec<u64>,
+    /// All of these together.
+    pub round_trips_ns: u64,
 }
 
 /// Links over one rail to one node.

@@ -28,7 +28,9 @@ mod post;
 mod request;
 mod tap;
 
-pub use api::{Config, Control, Event, Fault, Host, LinkView, Rail, Stats, Tap};
+pub use api::{
+    Config, Control, Event, Fault, Host, LinkView, Rail, RoundTrips, Stats, Tap, ROUND_TRIPS_US,
+};
 pub use clients::ClientMemory;
 
 use crate::verbs::{Completion, CompletionQueue, Provider};

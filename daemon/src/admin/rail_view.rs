@@ -81,7 +81,13 @@ fn sum(parts: Vec<RailStats>) -> Vec<RailStats> {
             (&mut s.messages_sent, p.messages_sent),
             (&mut s.messages_received, p.messages_received),
             (&mut s.links_failed, p.links_failed),
+            (&mut s.round_trips_ns, p.round_trips_ns),
         ] {
+            *a = a.saturating_add(b);
+        }
+        s.round_trips
+            .resize(p.round_trips.len().max(s.round_trips.len()), 0);
+        for (a, b) in s.round_trips.iter_mut().zip(p.round_trips) {
             *a = a.saturating_add(b);
         }
         for l in p.links {
@@ -174,6 +180,8 @@ mod tests {
             messages_sent: 3,
             messages_received: 4,
             links_failed: 5,
+            round_trips: vec![6; usize::try_from(up).unwrap()],
+            round_trips_ns: 7,
         }
     }
 
@@ -192,6 +200,11 @@ mod tests {
         let r = &all[1];
         let counters = [r.writes, r.bytes, r.messages_sent, r.messages_received];
         assert_eq!((counters, r.links_failed), ([3, 300, 9, 12], 15));
+        // (Parts of older and newer builds may have more of them or fewer.)
+        assert_eq!(
+            (&r.round_trips[..], r.round_trips_ns),
+            (&[18, 12, 6, 6][..], 21)
+        );
         let links = |r: &RailStats| -> Vec<(String, u64, u64)> {
             let one = |l: &RailLinks| (l.node.clone(), l.up, l.lanes);
             r.links.iter().map(one).collect()

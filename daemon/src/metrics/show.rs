@@ -17,6 +17,7 @@ use lane::proto::reason::{Reason, TABLE};
 use std::collections::BTreeMap;
 use std::time::Instant;
 use underpass_admin::{NodeState, RailStats};
+use underpass_rdma::engine::ROUND_TRIPS_US;
 
 /// What has to be remembered from one time to the next.
 pub(super) struct Show {
@@ -400,6 +401,10 @@ fn rails(all: &[RailStats]) -> Vec<Metric> {
         "underpass_rail_link_failures",
         "Links that failed, those that never worked among them",
     );
+    let mut trips = new(
+        "underpass_rail_round_trip_seconds",
+        "How long the other node's daemon took to answer over a link on which nothing else was said for a second",
+    );
     for r in all {
         let port = r.port.to_string();
         let at = [("device", r.device.as_str()), ("port", port.as_str())];
@@ -409,13 +414,21 @@ fn rails(all: &[RailStats]) -> Vec<Metric> {
         for (direction, n) in [("sent", r.messages_sent), ("received", r.messages_received)] {
             messages = messages.with(&[at[0], at[1], ("direction", direction)], Value::Count(n));
         }
+        trips = trips.with(&at, round_trips(r));
         for l in &r.links {
             let at = [at[0], at[1], ("node", l.node.as_str())];
             links = links.with(&at, Value::Gauge(float(l.up)));
             lanes = lanes.with(&at, Value::Gauge(float(l.lanes)));
         }
     }
-    vec![links, lanes, bytes, writes, messages, failed]
+    vec![links, lanes, bytes, writes, messages, failed, trips]
+}
+
+fn round_trips(r: &RailStats) -> Value {
+    let limits = ROUND_TRIPS_US.iter().map(|us| float(*us) / 1e6);
+    let limits = limits.chain([f64::INFINITY]);
+    let counts = r.round_trips.iter().copied().chain(std::iter::repeat(0));
+    Value::Histogram(float(r.round_trips_ns) / 1e9, limits.zip(counts).collect())
 }
 
 /// As text.
@@ -454,6 +467,8 @@ mod tests {
             messages_sent: 100 * n,
             messages_received: 90 * n,
             links_failed: 1,
+            round_trips: vec![0, 3 * n, 5 * n, n],
+            round_trips_ns: 140_000 * n,
         };
         // The second one carries no lanes: it is shared with containers.
         let port = |device: &str, n: u64| PortCounters {

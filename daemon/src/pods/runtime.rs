@@ -1,5 +1,6 @@
 //! The thread that speaks with the container runtime.
 
+use super::in_place::{InPlace, Keeper};
 use super::known::Known;
 use std::io;
 use std::path::Path;
@@ -9,8 +10,8 @@ use tokio::net::UnixStream;
 use underpass_kube::{Event, Learnt, Teller};
 use underpass_nri::messages::{Adjustment, Configure, Container, PodSandbox};
 use underpass_nri::{serve, Plugin};
+use underpass_pods::left;
 use underpass_pods::policy::{self, Decision, PodsConfig, WhyNot};
-use underpass_pods::{left, place};
 
 /// What the runtime shows; plugins with lower numbers are asked before. (Who sets a variable after another plugin has set it
 /// makes the container fail, so this one comes last, and adds to what it finds.)
@@ -19,7 +20,10 @@ const NAME: (&str, &str) = ("underpass", "99");
 const AGAIN: Duration = Duration::from_millis(200);
 const AGAIN_MAX: Duration = Duration::from_secs(5);
 
-/// How long a container waits for the API's word about a pod that the runtime has told of first.
+/// The longest that the runtime waits for this daemon before it makes a container. Then the container goes without, and it is
+/// said why.
+const LIMIT: Duration = Duration::from_millis(100);
+/// How much of it a container waits for the API's word about a pod that the runtime has told of first.
 const LATE: Duration = Duration::from_millis(50);
 /// How long the runtime waits, at the daemon's start, for the API's first word.
 const FIRST_WORD: Duration = Duration::from_secs(5);
@@ -40,22 +44,19 @@ pub(crate) fn start(
         .build()?;
     let thread = std::thread::Builder::new().name("underpass-nri".into());
     thread.spawn(move || {
+        let keeper = Keeper::new(config.clone(), made);
+        let in_place = match InPlace::keep(keeper) {
+            Ok(p) => p,
+            Err(e) => return tracing::error!("no container gets the shim: a thread: {e}"),
+        };
         let mut ours = Containers {
-            filled: made.is_ok().then(Instant::now),
-            place: made,
+            in_place,
             known,
             learnt,
             teller,
-            config,
+            config: config.clone(),
             runtime: String::new(),
         };
-        if ours.filled.is_some() {
-            ours.fill();
-        }
-        if let Err(e) = &ours.place {
-            tracing::error!("no container gets the shim: {e}");
-        }
-        let config = ours.config.clone();
         // A container that is made before the API's word is known would go without the shim, unseen.
         let end = Instant::now() + FIRST_WORD;
         while ours.teller.is_some() && !ours.learnt.is_whole() && Instant::now() < end {
@@ -109,53 +110,36 @@ struct Containers {
     known: Arc<Known>,
     learnt: Arc<Learnt>,
     teller: Option<Teller>,
-    place: Result<(), String>,
-    /// When that was tried; `None`: the directory is not this daemon's.
-    filled: Option<Instant>,
+    in_place: InPlace,
     /// Who asks, or will do so.
     runtime: String,
 }
 
 impl Containers {
-    fn fill(&mut self) {
-        self.place = place::fill(&self.config).map_err(|e| e.to_string());
-        self.filled = Some(Instant::now());
-    }
-
-    /// Is what containers are given there now? What was missing is looked for again after a while.
-    fn in_place(&mut self) -> Result<(), String> {
-        let due = self.filled.is_some_and(|t| t.elapsed() > AGAIN_MAX);
-        if self.place.is_err() && due {
-            self.fill();
-        }
-        let here = || place::look(&self.config.dir).map_err(|e| e.to_string());
-        self.place.clone().and_then(|()| here())
-    }
-
     /// The runtime has the pod from the kubelet, which may have heard of it before this daemon did; then its init containers
-    /// are not known yet. Was there something to wait for?
-    fn await_word(&self, pod: &PodSandbox) -> bool {
+    /// are not known yet.
+    fn await_word(&self, pod: &PodSandbox, end: Instant) {
         let source = pod.annotations.get(SOURCE.0);
         let from_api = source.is_none_or(|s| s == SOURCE.1);
-        let end = Instant::now() + LATE;
-        let mut waited = false;
+        let end = end.min(Instant::now() + LATE);
         while from_api && self.learnt.awaits(&pod.uid) && Instant::now() < end {
-            waited = true;
             std::thread::sleep(LATE / 10);
         }
-        waited
     }
 
     fn answer(&mut self, pod: PodSandbox, container: Container) -> Option<Adjustment> {
-        let in_place = self.in_place();
-        let decide = || {
-            let by =
-                |cluster: &_| policy::decide(&self.config, cluster, &pod, &container, &in_place);
-            self.learnt.with(by)
+        let end = Instant::now() + LIMIT;
+        let (config, learnt) = (&self.config, &self.learnt);
+        let decide = |in_place: &_| {
+            let by = |cluster: &_| policy::decide(config, cluster, &pod, &container, in_place);
+            learnt.with(by)
         };
-        let mut decision = decide();
-        if matches!(decision, Decision::Inject(_)) && self.await_word(&pod) {
-            decision = decide();
+        let mut decision = decide(&Ok(()));
+        // (Who does not get it in any case waits for nothing.)
+        if matches!(decision, Decision::Inject(_)) {
+            let in_place = self.in_place.now(end);
+            self.await_word(&pod, end);
+            decision = decide(&in_place);
         }
         self.known.add_pod(pod.clone());
         self.known.made_container(&container, &decision);
@@ -233,5 +217,49 @@ impl Plugin for Containers {
 
     fn container_gone(&mut self, container: &Container) {
         self.known.remove_container(&container.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use underpass_pods::policy::ENABLED;
+
+    /// A disk that does not answer keeps no container from being made, and it is said why it has no shim; who did not ask does
+    /// not wait at all.
+    #[test]
+    fn a_container_does_not_wait_for_a_disk() {
+        let known: Arc<Known> = Arc::default();
+        let mut ours = Containers {
+            in_place: InPlace::slow(Duration::from_secs(60)),
+            known: known.clone(),
+            learnt: Arc::new(Learnt::kept_in("/none".into())),
+            teller: None,
+            config: PodsConfig::default(),
+            runtime: String::new(),
+        };
+        let mut pod = PodSandbox {
+            id: "s".into(),
+            ..PodSandbox::default()
+        };
+        let container = |id: &str| Container {
+            id: id.into(),
+            pod: "s".into(),
+            name: id.into(),
+            ..Container::default()
+        };
+        assert!(ours.create(pod.clone(), container("a")).is_none());
+        assert!(known.answers().sum < LIMIT / 2, "{:?}", known.answers().sum);
+        pod.annotations.insert(ENABLED.into(), "true".into());
+        assert!(ours.create(pod, container("b")).is_none());
+        let took = known.answers().sum;
+        assert!(took >= LIMIT && took < LIMIT * 20, "{took:?}");
+        let rows = known.rows();
+        assert!(!rows[0].wanted && rows[0].why_not.is_empty(), "{rows:?}");
+        assert!(
+            rows[1].wanted && rows[1].why_not.contains("in time"),
+            "{rows:?}"
+        );
+        assert_eq!(known.counts(), [0, 1]);
     }
 }

@@ -3,10 +3,12 @@
 
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
+use underpass_admin::RailStats;
 use underpass_tests::harness::paths::{self, Build};
+use underpass_tests::harness::until;
 use underpass_tests::lab::cluster::Cluster;
 use underpass_tests::lab::streams::{CLIENT, SERVER};
-use underpass_tests::lab::{quoted, Lab, Running};
+use underpass_tests::lab::{quoted, Lab, Running, PATIENCE};
 
 /// Measurements of which one is to stay on its lane: the emulated processors are few, and a slow reader sends a lane to
 /// TCP. The tool says so then, and has no figures.
@@ -48,6 +50,25 @@ fn over_rails(c: &Cluster) -> Result<u64> {
     Ok(sum)
 }
 
+/// Each node asks over its links when nothing is heard, and counts what the answers take.
+fn answers_are_timed(c: &Cluster) -> Result<()> {
+    let mut seen = Vec::new();
+    for n in [SERVER, CLIENT] {
+        let timed = until("answers are timed on all rails", PATIENCE, || {
+            let rails = c.daemon(n).and_then(|d| d.stats());
+            seen = rails.map(|s| s.rails).unwrap_or_default();
+            let of = |r: &RailStats| r.round_trips.iter().sum::<u64>() > 2;
+            seen.len() == 2 && seen.iter().all(of)
+        });
+        timed.with_context(|| format!("{seen:?}"))?;
+        for r in &seen {
+            let mean = r.round_trips_ns / r.round_trips.iter().sum::<u64>();
+            ensure!(mean > 1_000 && mean < 1_000_000_000, "{r:?}");
+        }
+    }
+    Ok(())
+}
+
 pub fn check_measures_both_ways(lab: &mut Lab) -> Result<()> {
     let c = Cluster::start(lab)?;
     let host = lab.node(SERVER).host();
@@ -84,6 +105,7 @@ pub fn check_measures_both_ways(lab: &mut Lab) -> Result<()> {
         ensure!(carried >= moved / 100 * 98, "{carried} over rails: {v:#}");
         println!("{}", v["ratio"]);
         server.wait()?.ok()?;
+        answers_are_timed(&c)?;
         return c.no_resets();
     }
     anyhow::bail!("no lane in {TRIES} measurements: {said}\n{}", c.picture())

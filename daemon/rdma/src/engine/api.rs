@@ -264,6 +264,35 @@ pub struct LinkView {
     pub lanes: usize,
 }
 
+/// Upper limits of the parts of [`RoundTrips`], in µs; what is above the last is counted, too.
+pub const ROUND_TRIPS_US: [u64; 14] = [
+    5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 20_000, 100_000, 500_000, 2_000_000,
+];
+
+/// How long the peer's engine took to answer over a link on which nothing else was said for a while. Both engines slept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoundTrips {
+    /// One for each of [`ROUND_TRIPS_US`], and one for the rest.
+    pub counts: [u64; ROUND_TRIPS_US.len() + 1],
+    /// All of them together.
+    pub sum_ns: u64,
+}
+
+impl RoundTrips {
+    pub(super) fn add(&mut self, ns: u64) {
+        let part = ROUND_TRIPS_US.partition_point(|l| l * 1_000 < ns);
+        self.counts[part] += 1;
+        self.sum_ns = self.sum_ns.saturating_add(ns);
+    }
+
+    /// Adds those of another rail.
+    pub fn merge(&mut self, other: &RoundTrips) {
+        let both = self.counts.iter_mut().zip(other.counts);
+        both.for_each(|(a, b)| *a = a.saturating_add(b));
+        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
+    }
+}
+
 /// Counters of a rail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -279,4 +308,6 @@ pub struct Stats {
     pub messages_received: u64,
     /// Links that failed, including those that never worked.
     pub links_failed: u64,
+    /// What the peer's answers took.
+    pub round_trips: RoundTrips,
 }

@@ -82,6 +82,8 @@ pub(super) struct Link<P: Provider> {
     pub since: u64,
     /// When we asked whether the peer is there; set while nothing has come since.
     pub asked: Option<u64>,
+    /// The same until the answer to that question comes, whatever else is heard.
+    pub tested: Option<u64>,
     pub deadline: u64,
     pub next_try: u64,
     /// Number of lanes that are bound to it.
@@ -193,6 +195,7 @@ impl<P: Provider> Link<P> {
             last_received: 0,
             since: 0,
             asked: None,
+            tested: None,
             deadline: u64::MAX,
             next_try: 0,
             lanes: 0,

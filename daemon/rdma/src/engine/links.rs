@@ -348,6 +348,7 @@ impl<P: Provider> Pair<P> {
                     }
                     None if now >= l.last_received + self.config.quiet_ns => {
                         l.asked = Some(now);
+                        l.tested.get_or_insert(now);
                         l.say(*no, Body::TestLink { reply: false });
                     }
                     _ => {}

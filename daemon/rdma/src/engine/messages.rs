@@ -27,7 +27,13 @@ impl<P: Provider> Pair<P> {
                 self.on_confirm(no, reply);
             }
             Body::TestLink { reply: false } => link.answer = true,
-            Body::TestLink { reply: true } => link.answered(),
+            Body::TestLink { reply: true } => {
+                link.answered();
+                if let Some(at) = link.tested.take() {
+                    let stats = self.stats.entry(link.rail).or_default();
+                    stats.round_trips.add(self.now.saturating_sub(at));
+                }
+            }
             Body::AddLink { reply, end } => {
                 self.link_timer = 0;
                 match (reply, end) {

@@ -1,7 +1,7 @@
 //! How links are made, fail and are retired.
 
 use crate::bench::*;
-use underpass_rdma::engine::{Config, Control, Event};
+use underpass_rdma::engine::{Config, Control, Event, RoundTrips, ROUND_TRIPS_US};
 use underpass_rdma::wire::{Body, LinkEnd};
 
 /// The pair's failure among these, if there is one.
@@ -55,6 +55,43 @@ fn an_offer_that_nobody_answers() {
     assert!(!all.is_empty() && !all.contains(&dead), "{all:?}");
     assert_eq!(b.pair.stats(b.rails[0]).links_failed, 1);
     assert_eq!(b.happened(), []);
+}
+
+/// The time from a question over a quiet link to its answer is counted, once, whatever else comes before that answer; an
+/// answer to no question is not.
+#[test]
+fn round_trips() {
+    let mut b = Bench::new(config(true), 1);
+    let no = b.link();
+    let trips = |b: &Bench| b.pair.stats(b.rails[0]).round_trips;
+    let answer = Body::TestLink { reply: true };
+    b.peer.say(no, no, answer);
+    b.settle();
+    assert_eq!(trips(&b), RoundTrips::default());
+    // (Nothing is heard for 50 ms.)
+    b.later(50 * MS);
+    assert!(b
+        .peer
+        .bodies(no)
+        .contains(&(no, Body::TestLink { reply: false })));
+    let asked = b.now;
+    b.later(3 * MS);
+    // Something else is said first.
+    b.peer.say(no, no, Body::TestLink { reply: false });
+    b.settle();
+    assert_eq!(trips(&b), RoundTrips::default());
+    b.peer.say(no, no, answer);
+    b.settle();
+    let least = 3 * MS;
+    let most = b.now - asked + 50 * MS;
+    let seen = trips(&b);
+    assert_eq!(seen.counts.iter().sum::<u64>(), 1, "{seen:?}");
+    let part = ROUND_TRIPS_US.iter().position(|us| *us == 5_000).unwrap();
+    assert_eq!(seen.counts[part], 1, "{seen:?}");
+    assert!(seen.sum_ns >= least && seen.sum_ns <= most, "{seen:?}");
+    b.peer.say(no, no, answer);
+    b.settle();
+    assert_eq!(trips(&b), seen, "an answer to no question");
 }
 
 /// A refused offer is made again ten times later than others; a late refusal of a link that works says nothing.

@@ -122,6 +122,8 @@ fn part(s: Stats) -> RailStats {
         messages_sent: s.messages_sent,
         messages_received: s.messages_received,
         links_failed: s.links_failed,
+        round_trips: s.round_trips.counts.into(),
+        round_trips_ns: s.round_trips.sum_ns,
         ..RailStats::default()
     }
 }
@@ -160,4 +162,5 @@ pub(super) fn add(all: &mut BTreeMap<Port, Stats>, port: Port, s: Stats) {
     sum.messages_sent += s.messages_sent;
     sum.messages_received += s.messages_received;
     sum.links_failed += s.links_failed;
+    sum.round_trips.merge(&s.round_trips);
 }
