@@ -374,6 +374,7 @@ fn serve_peers(core: &Shared, config: &Config) -> Result<(), Error> {
     };
     let sock = channels::listen(node).map_err(|e| Error::Peers(at, e))?;
     tokio::task::spawn_local(channels::run(core.clone(), config.tls.clone(), sock));
+    tokio::task::spawn_local(lookups::look_for_translated(core.clone()));
     Ok(())
 }
 

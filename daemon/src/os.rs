@@ -7,6 +7,7 @@
 pub(crate) mod address;
 pub(crate) mod cgroup2;
 mod closer;
+mod conntrack;
 pub(crate) mod diag;
 pub mod fds;
 pub(crate) mod locality;
@@ -17,4 +18,5 @@ pub(crate) mod random;
 pub mod sockopt;
 pub mod system;
 pub(crate) mod tcp;
+pub(crate) mod translated;
 pub mod wire;

@@ -19,9 +19,11 @@ const SLOW: Duration = Duration::from_secs(300);
 /// As long as a test may need a program.
 const LIFE: Duration = Duration::from_secs(3600);
 const BYTES: u32 = 1 << 20;
-/// The API server as pods know it, and where it is. (There is no kube-proxy: it is the only service.)
+/// The API server as pods know it, and where it is. (There is no kube-proxy: a node's rules are made by the test.)
 const API: &str = "10.96.0.1";
 const SERVER: &str = "10.250.0.1:6443";
+/// Services of pods of the first node, as the second one knows them: of one without the annotation, and of one with it.
+const SERVICES: [&str; 2] = ["10.96.0.20", "10.96.0.21"];
 
 /// The machines, as the lab names them and their addresses on its first wire.
 pub const NODES: [Place; 2] = [
@@ -191,6 +193,44 @@ fn bytes_come_back(client: &Member, at: &str) -> Result<()> {
     Ok(())
 }
 
+/// A pod asks one of the other node that has no annotation, at its address and at a service's: both connections stay on TCP and
+/// say why. Through another service it asks one that has the annotation: that connection is on RDMA.
+fn asks_others(control: &Cluster, [there, here]: [&Member; 2], redis: &str) -> Result<()> {
+    let mut plain = Workload::new("plain", REDIS);
+    plain.node = Some(there.at.name);
+    control.apply(&plain.text())?;
+    control.rolled_out_within("shop", "plain", SLOW)?;
+    let plain = control.address_of("shop", "plain")?;
+    for (service, pod) in SERVICES.into_iter().zip([&*plain, redis]) {
+        let rule = format!("ip daddr {service} tcp dport 6379 dnat to {pod}");
+        let add = format!("nft add rule ip services prerouting {rule}");
+        here.guest.sh(add).check()?;
+    }
+    let [a, b, c] = [&*plain, SERVICES[0], SERVICES[1]]
+        .map(|at| format!("redis-cli -h {at} -r 10000000 -i 0.05 incr {at} >/dev/null"));
+    let mut asks = Workload::new("asks", format!("{a} & {b} & exec {c}"))
+        .annotated("underpass.io/enabled", "true");
+    asks.node = Some(here.at.name);
+    control.apply(&asks.text())?;
+    control.rolled_out_within("shop", "asks", SLOW)?;
+    let to = |at: &str| -> Vec<Value> {
+        let mut rows = here.rows("asks").unwrap_or_default();
+        let peer = format!("{at}:6379");
+        rows.retain(|r| r["peer"] == peer.as_str());
+        rows
+    };
+    let is_told = |at: &str| {
+        let rows = to(at);
+        let told = |r: &Value| {
+            r["reason"]["name"] == "waiting" && r["peer_reason"]["name"] == "peer-no-shim"
+        };
+        are_on(&rows, "TCP") && rows.iter().all(told)
+    };
+    let right = || is_told(&plain) && is_told(SERVICES[0]) && are_on(&to(SERVICES[1]), "SMCR");
+    until("they are on TCP, with the reason, and on RDMA", SLOW, right)
+        .with_context(|| format!("{:#?}", here.rows("asks")))
+}
+
 fn with(control: &Cluster, lab: &mut Lab, outside: usize) -> Result<()> {
     let dirs = tempfile::Builder::new().prefix("upnodes-").tempdir()?;
     for at in NODES {
@@ -247,6 +287,7 @@ fn with(control: &Cluster, lab: &mut Lab, outside: usize) -> Result<()> {
     };
     until("both ends are on RDMA", SLOW, || on("SMCR")).with_context(picture)?;
     bytes_come_back(&members[1], &at)?;
+    asks_others(control, [&members[0], &members[1]], &at).with_context(picture)?;
     // The client stops if a number is not the next one: it counts on through all of this.
     let counts_on = || -> Result<()> {
         let counted = || -> u64 {

@@ -275,9 +275,10 @@ async fn look(shared: &Shared) -> Vec<Entry> {
     let mut unnamed = unnamed.unwrap_or_default();
     if let Some(peers) = &shared.borrow().peers {
         // (An address of another node may be used here, too.)
-        unnamed
-            .lost
-            .retain(|l| !peers.is_another_nodes(l.peer.ip()));
+        unnamed.lost.retain(|l| {
+            let there = across.get(&l.who).is_some_and(|s| s.elsewhere);
+            !there && !peers.is_another_nodes(l.peer.ip())
+        });
     }
     let work = move || {
         let mut all = unnamed.named();

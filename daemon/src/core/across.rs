@@ -11,6 +11,8 @@ use crate::nodes::peers::members::GONE;
 use crate::nodes::peers::msg::Msg;
 use crate::nodes::peers::pairing::{Asked, Out, Paired, Pairing, Shown};
 use crate::nodes::peers::{Accepted, Peers};
+use crate::os::diag::Pair;
+use crate::os::translated::Leaving;
 use crate::pairing::socket::End;
 use lane::proto::reason::Reason;
 use std::collections::HashMap;
@@ -92,6 +94,34 @@ impl<V: Provider> Core<V> {
 
     pub fn tick_across(&mut self) {
         self.across(Box::new(|p, now, alive, out| p.tick(now, alive, out)));
+    }
+
+    /// Ends of which it is to be looked up how this node translates their addresses.
+    pub(crate) fn untranslated(&mut self) -> Vec<(ConnRef, Leaving)> {
+        let mut due = Vec::new();
+        let all = &mut due;
+        self.across(Box::new(move |p, now, _, _| *all = p.untranslated(now)));
+        let leaving = |(who, (local, peer)): (ConnRef, _)| {
+            let p = self.clients.get(&who.client)?;
+            let (netns, pid) = (p.netns, p.proc_id.pid);
+            let of = Leaving {
+                netns,
+                pid,
+                local,
+                peer,
+            };
+            Some((who, of))
+        };
+        due.into_iter().filter_map(leaving).collect()
+    }
+
+    /// They were looked up: local and peer address of their other ends, where these are others.
+    pub(crate) fn translated(&mut self, found: Vec<(ConnRef, Option<Pair>)>) {
+        self.across(Box::new(|p, now, alive, out| {
+            for (who, there) in found {
+                p.translated(who, there, now, alive, out);
+            }
+        }));
     }
 
     /// A channel is ready for use. Returns its number, or `None` if another channel is used.

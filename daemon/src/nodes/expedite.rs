@@ -12,6 +12,7 @@ use crate::clients::view::{self, Entry, Snapshot};
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::pairing::Asked;
 use crate::os::diag::{self, Pair};
+use crate::os::translated::{self, Leaving};
 use crate::os::{namespaces, tcp};
 use lane::num;
 use lane::proto::msg::op;
@@ -112,12 +113,11 @@ impl Task {
         let rows: Vec<Option<Found>> = self.ends.iter().map(|e| by_row(&e.0, &all)).collect();
         let lost = self.ends.iter().zip(&rows).filter(|(_, row)| row.is_none());
         let mut exact: Vec<Pair> = lost.map(|((_, local, peer), _)| (*peer, *local)).collect();
-        let unseen = self
-            .remote
-            .iter()
-            .filter(|a| hits(a, &all).next().is_none());
-        let unseen: Vec<&Asked> = unseen.collect();
-        exact.extend(unseen.iter().map(|a| (a.local, a.peer)));
+        let remote = Wanted::all(&self.remote);
+        let unseen = remote.iter().filter(|w| hits(w, &all).next().is_none());
+        let unseen: Vec<&Wanted> = unseen.collect();
+        exact.extend(unseen.iter().map(|w| (w.asked.local, w.asked.peer)));
+        exact.extend(unseen.iter().filter_map(|w| w.inside));
         let unnamed = Unnamed::new(&self.families, exact, &unseen);
         let one = |(end, row): (&(ConnRef, SocketAddr, SocketAddr), &Option<Found>)| {
             let found = row.or_else(|| unnamed.find(end.0.client, end.1, end.2));
@@ -125,7 +125,7 @@ impl Task {
         };
         Results {
             ends: self.ends.iter().zip(&rows).filter_map(one).collect(),
-            remote: look_remote(&self.remote, &all, &unnamed),
+            remote: look_remote(&remote, &all, &unnamed),
         }
     }
 }
@@ -147,26 +147,55 @@ fn by_entry(e: &Entry) -> Found {
     }
 }
 
-/// Is this the connection that another node asks about?
-fn is(asked: &Asked, local: SocketAddr, peer: SocketAddr) -> bool {
-    peer == asked.peer && (local == asked.local || !asked.certain)
+/// A connection that another node asks about.
+#[derive(Clone, Copy)]
+struct Wanted {
+    asked: Asked,
+    /// How the program has it, if this node translates its addresses on the way: local and peer.
+    inside: Option<Pair>,
+}
+
+impl Wanted {
+    fn all(asked: &[Asked]) -> Vec<Self> {
+        let node = proc::own_netns().unwrap_or(0);
+        // (What comes in is here for the end that sends it.)
+        let coming = asked.iter().map(|a| Leaving {
+            netns: node,
+            pid: std::process::id(),
+            local: a.peer,
+            peer: a.local,
+        });
+        let inside = translated::look(&coming.collect::<Vec<_>>());
+        let one = |(asked, inside): (&Asked, _)| Wanted {
+            asked: *asked,
+            inside,
+        };
+        asked.iter().zip(inside).map(one).collect()
+    }
+
+    fn is(&self, local: SocketAddr, peer: SocketAddr) -> bool {
+        let Wanted { asked, inside } = self;
+        let plain = peer == asked.peer && (local == asked.local || !asked.certain);
+        plain || *inside == Some((local, peer))
+    }
 }
 
 /// The rows of that connection.
-fn hits<'a>(asked: &'a Asked, all: &'a [Entry]) -> impl Iterator<Item = &'a Entry> {
-    let hit = |e: &&Entry| e.addresses().is_some_and(|(l, p)| is(asked, l, p));
+fn hits<'a>(wanted: &'a Wanted, all: &'a [Entry]) -> impl Iterator<Item = &'a Entry> {
+    let hit = |e: &&Entry| e.addresses().is_some_and(|(l, p)| wanted.is(l, p));
     all.iter().filter(hit)
 }
 
 fn look_remote(
-    wanted: &[Asked],
+    wanted: &[Wanted],
     all: &[Entry],
     unnamed: &Unnamed<'_>,
 ) -> Vec<(Asked, FoundRemote)> {
     let mut found = Vec::new();
     let mut bare: Vec<(Asked, u64)> = Vec::new();
-    for a in wanted {
-        let mut named = hits(a, all);
+    for w in wanted {
+        let a = &w.asked;
+        let mut named = hits(w, all);
         match (named.next(), named.next()) {
             (Some(e), None) => {
                 let ask = Some(by_entry(e));
@@ -174,7 +203,7 @@ fn look_remote(
                 found.push((*a, FoundRemote { reason, ask }));
             }
             (Some(_), Some(_)) => {} // in two namespaces: nobody knows which
-            (None, _) => match unnamed.find_remote(a) {
+            (None, _) => match unnamed.find_remote(w) {
                 Some((_, ask @ Some(_))) => {
                     let reason = Reason::Young.code();
                     found.push((*a, FoundRemote { reason, ask }));
@@ -207,7 +236,7 @@ type Tables = HashMap<u64, HashMap<Pair, u64>>;
 impl<'a> Unnamed<'a> {
     /// `exact`: what is looked for; `asked`: those of it that other nodes ask about. For these all namespaces are searched, also
     /// those in which no program has a shim, since that is an answer.
-    fn new(families: &'a [Snapshot], exact: Vec<Pair>, asked: &[&Asked]) -> Self {
+    fn new(families: &'a [Snapshot], exact: Vec<Pair>, asked: &[&Wanted]) -> Self {
         let mut tables = HashMap::new();
         if !exact.is_empty() {
             let holders = families.iter().flat_map(|f| &f.holders);
@@ -217,7 +246,7 @@ impl<'a> Unnamed<'a> {
                 all.extend(own);
                 all.extend(namespaces::others(&all.keys().copied().collect()));
             }
-            let whole = asked.iter().any(|a| !a.certain);
+            let whole = asked.iter().any(|w| !w.asked.certain);
             tables.extend(diag::each(&all, |netns, n| {
                 let found = match whole {
                     true => n.connections(),
@@ -256,9 +285,9 @@ impl<'a> Unnamed<'a> {
     }
 
     /// The socket of the connection that another node asks about, and the shim that holds it.
-    fn find_remote(&self, asked: &Asked) -> Option<(u64, Option<Found>)> {
+    fn find_remote(&self, wanted: &Wanted) -> Option<(u64, Option<Found>)> {
         let hit = |((local, peer), inode): (&Pair, &u64)| {
-            (is(asked, *local, *peer) && *inode != 0).then_some(*inode)
+            (wanted.is(*local, *peer) && *inode != 0).then_some(*inode)
         };
         let mut hits = self.tables.values().flatten().filter_map(hit);
         let inode = hits.next().filter(|_| hits.next().is_none())?;
@@ -319,8 +348,9 @@ mod tests {
         let from = client.local_addr().unwrap();
         let look = |wanted: &[Asked]| {
             let exact = wanted.iter().map(|a| (a.local, a.peer)).collect();
-            let all: Vec<&Asked> = wanted.iter().collect();
-            look_remote(wanted, &[], &Unnamed::new(&[], exact, &all))
+            let wanted = Wanted::all(wanted);
+            let all: Vec<&Wanted> = wanted.iter().collect();
+            look_remote(&wanted, &[], &Unnamed::new(&[], exact, &all))
         };
         let elsewhere = SocketAddr::from(([192, 0, 2, 1], 80));
         let (exact, translated) = (asked(here, from, true), asked(elsewhere, from, false));

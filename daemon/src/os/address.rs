@@ -2,6 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
+/// Local and peer address.
+pub(crate) type Pair = (SocketAddr, SocketAddr);
+
 /// One form for equal addresses: IPv4-mapped becomes IPv4, flow labels go, the scope stays only
 /// where it means something.
 pub(crate) fn normal(a: SocketAddr) -> SocketAddr {

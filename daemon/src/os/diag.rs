@@ -5,6 +5,8 @@
 //! pods, reading the files took seconds. A question for one socket looks at one place of the table.
 
 use super::address::normal;
+pub(crate) use super::address::Pair;
+use super::conntrack;
 use super::tcp::{self, Socket};
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP};
 use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP};
@@ -16,14 +18,10 @@ use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use underpass_admin::{netlink, proc};
-
-/// Local and peer address.
-pub(crate) type Pair = (SocketAddr, SocketAddr);
 
 /// More questions than this cost more than the whole list.
 const QUESTIONS_MAX: usize = 16;
@@ -108,6 +106,17 @@ impl Namespace {
         found
             .filter(|(p, s)| (s.local, s.peer) == *p && !other.contains(&s.state))
             .collect()
+    }
+
+    /// How the other ends of these have them, where this namespace translates them.
+    pub(crate) fn beyond(&self, of: &[Pair]) -> Vec<Option<Pair>> {
+        // (The thread is in this namespace only if there is a socket.)
+        let table = self
+            .socket
+            .as_ref()
+            .and_then(|_| conntrack::Table::open().ok());
+        let one = |p: &Pair| table.as_ref()?.beyond(*p).filter(|b| *b != (p.1, p.0));
+        of.iter().map(one).collect()
     }
 }
 
@@ -200,7 +209,7 @@ fn told(r: &InetResponse) -> Socket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{SocketAddr, TcpListener, TcpStream};
 
     fn inode(s: impl AsFd) -> u64 {
         rustix::fs::fstat(s).unwrap().st_ino

@@ -10,6 +10,7 @@ use crate::lanes::inherited;
 use crate::lanes::inherited::Inherited;
 use crate::lanes::unseen;
 use crate::os::process::ProcId;
+use crate::os::translated;
 use crate::os::wire::HandedOver;
 use crate::pairing::socket;
 use crate::pairing::unprovable;
@@ -141,6 +142,32 @@ pub(crate) async fn look_at_unprovable(shared: &Shared) {
     let mut core = shared.borrow_mut();
     for (who, s) in seen {
         core.looked_for(who, s);
+    }
+}
+
+/// Looks this often for ends of which it is to be looked up how this node translates their addresses.
+const TRANSLATED_LOOK: Duration = Duration::from_millis(500);
+/// And rests this many times as long as it took.
+const TRANSLATED_REST: u32 = 20;
+
+/// Looks the real addresses of ends up that wait for one of another node, for ever.
+pub(crate) async fn look_for_translated(core: Shared) {
+    let mut rest = TRANSLATED_LOOK;
+    loop {
+        tokio::time::sleep(rest).await;
+        rest = TRANSLATED_LOOK;
+        let due = core.borrow_mut().untranslated();
+        if due.is_empty() {
+            continue;
+        }
+        let begin = Instant::now();
+        let look = move || {
+            let (ends, leaving): (Vec<_>, Vec<_>) = due.into_iter().unzip();
+            ends.into_iter().zip(translated::look(&leaving)).collect()
+        };
+        let found = tokio::task::spawn_blocking(look).await;
+        core.borrow_mut().translated(found.unwrap_or_default());
+        rest = rest.max(begin.elapsed() * TRANSLATED_REST);
     }
 }
 

@@ -263,6 +263,38 @@ impl Node {
         Ok(pod)
     }
 
+    /// A pod whose packets go through this node's namespace, where kube-proxy's rules are. For programs of this node's daemon, or
+    /// without the shim.
+    pub fn pod_behind(&self) -> Result<Pod> {
+        let (n, ns) = (self.n, format!("{}q", self.ns));
+        let addr = format!("10.88.{n}.8");
+        let pod = Pod {
+            ns: ns.clone(),
+            addr: addr.clone(),
+        };
+        sh(&format!("ip netns add {ns}"))?;
+        sh(&format!("ip -n {ns} link set lo up"))?;
+        sh(&format!(
+            "ip link add eth0 netns {ns} type veth peer name pod netns {}",
+            self.ns
+        ))?;
+        sh(&format!("ip -n {ns} addr add {addr}/32 dev eth0"))?;
+        sh(&format!("ip -n {ns} link set eth0 up"))?;
+        sh(&format!("ip -n {ns} route add {}/32 dev eth0", self.addr()))?;
+        sh(&format!("ip -n {ns} route add default via {}", self.addr()))?;
+        self.sh("ip link set pod up")?;
+        self.sh(&format!("ip route add {addr}/32 dev pod"))?;
+        for on in ["ip_forward", "conf.eth0.proxy_arp"] {
+            self.sh(&format!("sysctl -qw net.ipv4.{on}=1"))?;
+        }
+        Ok(pod)
+    }
+
+    /// For programs of this node in a pod: with the shim.
+    pub fn place_in(&self, pod: &Pod) -> Place {
+        self.place().netns(&pod.ns)
+    }
+
     /// Runs a command inside.
     pub fn sh(&self, line: &str) -> Result<()> {
         sh(&format!("ip netns exec {} {line}", self.ns))

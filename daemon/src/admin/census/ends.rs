@@ -41,6 +41,7 @@ pub(crate) fn lost(all: &[Entry], kernel: &Kernel) -> Vec<Lost> {
         let (local, peer) = e.addresses()?;
         let known = kernel.other_end(e.row.netns, local, peer).is_some();
         (!known).then(|| Lost {
+            who: (e.client, e.conn, e.gen),
             netns: e.row.netns,
             local,
             peer,

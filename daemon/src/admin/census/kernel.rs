@@ -1,6 +1,8 @@
 //! The TCP sockets that the kernel lists in some network namespaces.
 
-use crate::os::diag::{self, Namespace};
+use crate::clients::ids::ClientId;
+use crate::os::diag::{self, Namespace, Pair};
+use crate::os::translated::{self, Leaving};
 use crate::os::{namespaces, tcp};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -9,7 +11,8 @@ use underpass_admin::proc;
 /// The TCP sockets of all namespaces that have processes with rows, and what has been looked for in others.
 #[derive(Default)]
 pub(crate) struct Kernel {
-    read: HashSet<u64>,
+    /// With a process in each.
+    read: HashMap<u64, u32>,
     by_inode: HashMap<u64, tcp::Socket>,
     by_pair: HashMap<(SocketAddr, SocketAddr), Vec<(u64, tcp::Socket)>>,
     /// Other ends that know one of the two addresses by another, by the addresses of this end.
@@ -18,6 +21,8 @@ pub(crate) struct Kernel {
 
 /// An end whose other end is in no namespace that has processes with rows.
 pub(crate) struct Lost {
+    /// The row's process and connection.
+    pub who: (ClientId, u32, u32),
     pub netns: u64,
     pub local: SocketAddr,
     pub peer: SocketAddr,
@@ -29,8 +34,8 @@ impl Kernel {
     pub(crate) fn read(namespaces: &HashMap<u64, u32>) -> Self {
         let mut k = Kernel::default();
         let look = |netns, n: &Namespace| (netns, n.sockets());
+        k.read.clone_from(namespaces);
         for (netns, sockets) in diag::each(namespaces, look) {
-            k.read.insert(netns);
             for s in sockets {
                 if s.inode != 0 {
                     k.by_inode.insert(s.inode, s.clone());
@@ -50,13 +55,17 @@ impl Kernel {
 
     /// Looks in all other namespaces of this node, whose programs have no shim, for the other ends of these.
     pub(crate) fn look_elsewhere(&mut self, of: &[Lost]) {
-        let ends: HashSet<SocketAddr> = of.iter().flat_map(|l| [l.local, l.peer]).collect();
+        let beyond = self.beyond(of);
+        let real = beyond.iter().flatten().flat_map(|p| [p.0, p.1]);
+        let ends = of.iter().flat_map(|l| [l.local, l.peer]).chain(real);
+        let ends: HashSet<SocketAddr> = ends.collect();
         let look = |netns, n: &Namespace| {
             let mut all = n.sockets();
             all.retain(|s| ends.contains(&s.local) || ends.contains(&s.peer));
             (netns, all)
         };
-        for (netns, sockets) in diag::each(&namespaces::others(&self.read), look) {
+        let read = self.read.keys().copied().collect();
+        for (netns, sockets) in diag::each(&namespaces::others(&read), look) {
             for s in sockets {
                 self.enter(netns, s);
             }
@@ -65,9 +74,11 @@ impl Kernel {
         let mut found = HashMap::new();
         {
             let ends = Established::of(self.by_pair.values().flatten());
-            for l in of.iter().filter(|l| Some(l.netns) != node) {
-                let other = ends.translated(l);
-                if let Some(o) = other.filter(|o| o.0 != l.netns && Some(o.0) != node) {
+            for (l, there) in of.iter().zip(beyond) {
+                let certain = there.and_then(|(local, peer)| self.other_end(l.netns, peer, local));
+                let between = || ends.translated(l).filter(|_| Some(l.netns) != node);
+                let pods = || between().filter(|o| o.0 != l.netns && Some(o.0) != node);
+                if let Some(o) = certain.or_else(pods) {
                     found.insert((l.local, l.peer), o.clone());
                 }
             }
@@ -75,9 +86,20 @@ impl Kernel {
         self.by_translated = found;
     }
 
+    /// How the other ends of these have them, where this node translates them.
+    fn beyond(&self, of: &[Lost]) -> Vec<Option<Pair>> {
+        let leaving = of.iter().map(|l| Leaving {
+            netns: l.netns,
+            pid: self.read.get(&l.netns).copied().unwrap_or(0),
+            local: l.local,
+            peer: l.peer,
+        });
+        translated::look(&leaving.collect::<Vec<_>>())
+    }
+
     /// Are there processes with rows in this namespace?
     pub(crate) fn has_rows(&self, netns: u64) -> bool {
-        self.read.contains(&netns)
+        self.read.contains_key(&netns)
     }
 
     pub(crate) fn socket(&self, inode: u64) -> Option<&tcp::Socket> {

@@ -8,7 +8,8 @@
 //! end registers first, and a Lookup that fits no end changes nothing.
 //!
 //! Where an end is looked for: at the node to which the directory assigns its peer's address; at all nodes if it
-//! assigns it to none (translated on the way, or outside); at none if it is this node's.
+//! assigns it to none (translated on the way, or outside); at none if it is this node's. If it still waits after a while, the
+//! core finds out whether this node translates its addresses; if so, the peer's real address counts (`translated`).
 //!
 //! What a node may claim: the claimed local address of its end must be one of the node's. If the directory assigns
 //! that address to no node (a private one behind translation), the peer address that our own kernel has for our
@@ -34,6 +35,7 @@ mod expedited;
 mod members;
 mod received;
 mod table;
+mod translated;
 
 /// Most lookups that are kept for one peer, or sent to one.
 pub(crate) const LOOKUPS_MAX: usize = 16_384;
@@ -86,6 +88,8 @@ pub enum Out {
 pub struct Shown {
     pub local: u32,
     pub peer: u32,
+    /// It is on one certain other node.
+    pub elsewhere: bool,
 }
 
 type EndKey = (ClientId, u32);
@@ -113,6 +117,10 @@ impl Scope {
 struct Sought {
     who: ConnRef,
     end: End,
+    /// Local and peer address of its other end, as far as this node knows.
+    there: Tuple,
+    /// When that is to be found out; `None`: it was.
+    look_ns: Option<u64>,
     scope: Scope,
     note: Shown,
     /// What another node has said of its other end, when that was looked for.
@@ -139,7 +147,7 @@ pub struct Pairing {
     /// The refusal for all nodes that are not in `refusals`.
     refusal: u32,
     ends: HashMap<EndKey, Sought>,
-    /// By local and peer address, for hints only.
+    /// By local and peer address as the other end sees them, for hints only.
     tuples: HashMap<Tuple, EndKey>,
     tables: HashMap<Name, Table>,
     next: u64,
@@ -182,12 +190,11 @@ impl Pairing {
     }
 
     /// Where an end's other end may be.
-    fn scope(&self, end: &End) -> Scope {
-        match self.directory.place(end.peer.ip()) {
+    fn scope(&self, s: &Sought) -> Scope {
+        match self.directory.place(s.there.0.ip()) {
             Owner::Own => Scope::Own,
             Owner::Peer(n) => Scope::Node(n),
-            // Connected to its own address, as within a container: this node's, even if nobody lists it.
-            Owner::Nobody if end.local.ip() == end.peer.ip() => Scope::Own,
+            Owner::Nobody if s.is_to_itself() => Scope::Own,
             Owner::Nobody => Scope::All,
         }
     }
@@ -197,6 +204,8 @@ impl Pairing {
         self.remove(who.client, who.conn, out);
         let sought = Sought {
             who,
+            there: (end.peer, end.local),
+            look_ns: Some(now + translated::LOOK_NS),
             end,
             scope: Scope::Own, // until it is placed
             note: Shown::default(),
@@ -210,11 +219,14 @@ impl Pairing {
     /// Enters an end wherever it is sought and there is a channel.
     fn place(&mut self, mut s: Sought, now: u64, alive: Alive, out: &mut Vec<Out>) {
         let key = (s.who.client, s.who.conn);
-        s.scope = self.scope(&s.end); // (it may come back from a Make, and the directory have changed)
-        if s.scope == Scope::Own && !self.changes {
+        s.scope = self.scope(&s); // (it may come back from a Make, and the directory have changed)
+        if s.is_to_itself() {
+            s.look_ns = None;
+        }
+        if s.scope == Scope::Own && !self.changes && s.look_ns.is_none() {
             return; // nor will it ever be on another node
         }
-        self.tuples.insert((s.end.local, s.end.peer), key);
+        self.tuples.insert((s.there.1, s.there.0), key);
         let nodes: Vec<Name> = match &s.scope {
             Scope::Own => Vec::new(),
             Scope::Node(n) => vec![n.clone()],
@@ -249,7 +261,7 @@ impl Pairing {
             t.numbers.insert(key, id);
             return t.send(Msg::Lookup { id, claim }, out);
         }
-        let by_addresses = t.by_tuple.get(&(s.end.peer, s.end.local)).copied();
+        let by_addresses = t.by_tuple.get(&s.there).copied();
         let Some(r) = &s.end.record else {
             if let Some(lookup) = by_addresses {
                 s.note = hint(t, lookup, &s.end, out);
@@ -328,7 +340,7 @@ impl Pairing {
     /// Removes an end from all tables.
     fn take(&mut self, key: EndKey, out: &mut Vec<Out>) -> Option<Sought> {
         let s = self.ends.remove(&key)?;
-        let t = (s.end.local, s.end.peer);
+        let t = (s.there.1, s.there.0);
         if self.tuples.get(&t) == Some(&key) {
             self.tuples.remove(&t);
         }
@@ -455,7 +467,11 @@ impl Pairing {
             0 => s.seen,
             p => p,
         };
-        Some(Shown { local, peer })
+        Some(Shown {
+            local,
+            peer,
+            elsewhere: table.is_some(),
+        })
     }
 
     /// Ends that wait for one of another node.

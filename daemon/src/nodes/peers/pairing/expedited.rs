@@ -45,7 +45,7 @@ impl Pairing {
         if s.who != *who {
             return 0;
         }
-        let (local, peer) = (s.end.peer, s.end.local);
+        let (local, peer) = s.there;
         let nodes: Vec<&Name> = match &s.scope {
             Scope::Own => Vec::new(),
             Scope::Node(n) => vec![n],
@@ -83,7 +83,7 @@ impl Pairing {
             *n += 1;
             s.asks = (s.asks + 1).min(ASKS_MAX);
             s.ask_ns = now + (ASK_NS << s.asks);
-            let (local, peer) = (s.end.peer, s.end.local);
+            let (local, peer) = s.there;
             t.send(Msg::Ask { local, peer }, out);
         }
     }

@@ -24,7 +24,7 @@ impl Pairing {
         let mut moved: Vec<EndKey> = Vec::new();
         for (key, s) in &self.ends {
             let wrong = s.note.local == Reason::WrongNode.code();
-            if wrong || self.scope(&s.end) != s.scope {
+            if wrong || self.scope(s) != s.scope {
                 moved.push(*key);
             }
         }

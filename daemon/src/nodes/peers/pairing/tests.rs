@@ -3,6 +3,7 @@
 mod expedited;
 mod failing;
 mod finding;
+mod translated;
 
 use super::super::directory::{Directory, FileDirectory, Listed};
 use super::*;

@@ -70,6 +70,13 @@ fn ends_of_this_node_are_nobodys_business() {
     net.lookup(0, who(0), client(A, "10.1.0.2:80"));
     net.lookup(0, who(1), client("127.0.0.1:5", "127.0.0.1:6"));
     net.lookup(0, who(2), client("172.17.0.2:5", "172.17.0.2:6"));
+    assert!(net.wire.is_empty());
+    // (Until it is known that the first is what it seems: `translated`.)
+    let keys: Vec<_> = net.nodes[0].p.ends.keys().copied().collect();
+    assert_eq!(keys, [(ClientId(1), 0)]);
+    net.at(0, |p, now, alive, out| {
+        p.translated(who(0), None, now, alive, out)
+    });
     assert!(net.is_clean() && net.wire.is_empty());
 }
 
