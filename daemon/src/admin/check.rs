@@ -90,7 +90,7 @@ fn verdict(found: &Found) -> String {
 mod tests {
     use super::*;
     use crate::admin::caller::tests::root;
-    use crate::clients::view::{link_ends, Entry};
+    use crate::clients::view::{link_ends, Entry, Given};
     use std::sync::Arc;
 
     /// Both ends of a connection between two namespaces.
@@ -115,7 +115,7 @@ mod tests {
             e
         };
         let mut all = vec![end(1, 2), end(2, 1)];
-        link_ends(&mut all);
+        link_ends(&mut all, &Given::new());
         Arc::new(all)
     }
 

@@ -311,9 +311,10 @@ async fn look(shared: &Shared) -> Vec<Entry> {
     let families = shared.borrow().snapshot();
     let across = shared.borrow().waiting_across();
     let waiting = shared.borrow().waiting_here();
+    let given = shared.borrow().groups.ends();
     let alone = shared.borrow().peers.is_none();
     let pods = shared.borrow().pods.clone();
-    let work = move || census::rows::rows(families, census, &waiting, alone);
+    let work = move || census::rows::rows(families, census, (&waiting, &given), alone);
     let unnamed = tokio::task::spawn_blocking(work).await;
     let mut unnamed = unnamed.unwrap_or_default();
     if let Some(peers) = &shared.borrow().peers {

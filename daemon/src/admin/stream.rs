@@ -23,25 +23,33 @@ const VERSIONS: usize = 4;
 /// All rows, as of one look.
 pub(super) type Rows = Arc<Vec<Entry>>;
 
-/// What callers read from.
+/// A version that somebody reads, and what ends that.
+struct Version {
+    rows: Weak<Vec<Entry>>,
+    end: Arc<Notify>,
+}
+
+/// What callers read from, the oldest first.
 #[derive(Default)]
-pub(super) struct Versions(RefCell<Vec<(Weak<Vec<Entry>>, Arc<Notify>)>>);
+pub(super) struct Versions(RefCell<Vec<Version>>);
 
 impl Versions {
     /// Somebody reads these rows: until when he may.
     fn read(&self, rows: &Rows) -> Arc<Notify> {
         let mut all = self.0.borrow_mut();
-        all.retain(|v| v.0.strong_count() > 0);
-        let is =
-            |v: &&(Weak<Vec<Entry>>, Arc<Notify>)| std::ptr::eq(v.0.as_ptr(), Arc::as_ptr(rows));
+        all.retain(|v| v.rows.strong_count() > 0);
+        let is = |v: &&Version| std::ptr::eq(v.rows.as_ptr(), Arc::as_ptr(rows));
         if let Some(known) = all.iter().find(is) {
-            return known.1.clone();
+            return known.end.clone();
         }
         if all.len() >= VERSIONS {
-            all.remove(0).1.notify_waiters();
+            all.remove(0).end.notify_waiters();
         }
         let end = Arc::new(Notify::new());
-        all.push((Arc::downgrade(rows), end.clone()));
+        all.push(Version {
+            rows: Arc::downgrade(rows),
+            end: end.clone(),
+        });
         end
     }
 }

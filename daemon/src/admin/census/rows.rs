@@ -6,7 +6,7 @@ use super::kernel::Kernel;
 use super::{Carrier, Census};
 use crate::clients::family::Family;
 use crate::clients::ids::ClientId;
-use crate::clients::view::{self, Entry, Holder, Snapshot};
+use crate::clients::view::{self, Entry, Given, Holder, Snapshot};
 use crate::os::tcp;
 use lane::family::{flag, state, View, CONNS};
 use lane::num;
@@ -76,11 +76,11 @@ struct Kin {
     members: Vec<Member>,
 }
 
-/// Makes all rows. `waiting`: registrations that wait for their other end.
+/// Makes all rows. `waiting`: registrations that wait for their other end. `given`: the lanes that this daemon has given.
 pub(crate) fn rows(
     families: Vec<Snapshot>,
     census: Census,
-    waiting: &HashSet<(ClientId, u32, u32)>,
+    (waiting, given): (&HashSet<(ClientId, u32, u32)>, &Given),
     alone: bool,
 ) -> Unnamed {
     let Census {
@@ -131,7 +131,7 @@ pub(crate) fn rows(
             e.row.pids.insert(0, e.row.pid);
         }
     }
-    view::link_ends(&mut all);
+    view::link_ends(&mut all, given);
     let ours = members().map(|m| m.holder.pid).collect();
     let lost = ends::lost(&all, &kernel);
     Unnamed {
@@ -234,7 +234,7 @@ impl Kin {
                 let waits = waiting.contains(&(m.holder.client, v.index, v.gen));
                 v.reason = reason(v, m.connected, waits, tcp, now_ms);
                 let mut e = view::entry(v, &m.holder);
-                place(&mut e, tcp, m.sockets.is_some());
+                place(&mut e, tcp, m.sockets.is_some(), kernel);
                 match at {
                     Some(at) => all[at] = e,
                     None => {
@@ -263,9 +263,11 @@ impl Kin {
             return holder;
         }
         // For members whose descriptors cannot be read only the table tells what they hold. It is trusted only if
-        // a connected process uses it.
+        // a connected process uses it, and of sockets that are there: a process can see to it that the time is too short
+        // for its descriptors, and write what it likes into the table.
         let vouched = self.members.iter().any(|m| m.connected);
-        let hidden = |m: &&Member| vouched && m.sockets.is_none();
+        let hidden =
+            |m: &&Member| vouched && m.sockets.is_none() && kernel.has(m.holder.netns, v.inode);
         let mut hidden = self.members.iter().filter(hidden);
         hidden.clone().find(own).or_else(|| {
             let known: Vec<Holder> = hidden.clone().map(|m| m.holder.clone()).collect();
@@ -276,8 +278,12 @@ impl Kin {
 }
 
 /// Sets state and addresses as the kernel has them. `looked`: the holder's descriptors were read.
-fn place(e: &mut Entry, tcp: Option<&tcp::Socket>, looked: bool) {
+fn place(e: &mut Entry, tcp: Option<&tcp::Socket>, looked: bool, kernel: &Kernel) {
     let Some(s) = tcp else {
+        // The addresses are those of the table only, and link it to no other row.
+        if kernel.has_rows(e.row.netns) {
+            (e.local, e.peer) = (None, None);
+        }
         // Held, but in no table of the kernel: reset, or not connected. (With a lane it must be connected; then it
         // is in a namespace that was not read.)
         if looked && e.row.state != "INIT" && e.row.up == "none" {
@@ -415,5 +421,40 @@ mod tests {
             ..answered(&[7, 8])
         };
         assert_eq!(said(&young), Some(Reason::Young));
+    }
+
+    /// Its descriptors cannot be read: of what its table says, only sockets count that its namespace has.
+    #[test]
+    fn a_table_makes_no_sockets() {
+        let member = Member {
+            holder: Holder {
+                client: ClientId(1),
+                pid: 7,
+                own_pid: 7,
+                netns: 1,
+                comm: "forger".into(),
+            },
+            connected: true,
+            mapped: true,
+            out: None,
+            sockets: None,
+        };
+        let kin = Kin {
+            family: None,
+            members: vec![member],
+        };
+        let kernel = Kernel::of([(1, 10), (2, 20)]);
+        let shown = |inode| {
+            let mut view = View {
+                flags: flag::NAMED,
+                inode,
+                holders: vec![7],
+                ..View::default()
+            };
+            kin.name(&mut view, &kernel).is_some()
+        };
+        assert!(shown(10));
+        assert!(!shown(20), "in a namespace that is not its own");
+        assert!(!shown(30), "nowhere");
     }
 }
