@@ -64,6 +64,8 @@ pub(crate) struct Carrier {
     pub table: Option<(Ident, Foreign)>,
     /// Descriptors that are sockets, with inodes.
     pub sockets: Vec<(u32, u64)>,
+    /// Whose processes it is among.
+    pub tenant: String,
 }
 
 /// Every process that was looked at.
@@ -247,6 +249,7 @@ fn look(pid: u32, us: &Us) -> Look {
         known,
         table,
         sockets,
+        tenant: tenant(pid),
     };
     // All this was read by pid: check that it is still the same process.
     match proc::start_time(pid) == Some(start) {

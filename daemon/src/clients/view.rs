@@ -183,6 +183,7 @@ pub(crate) fn entry(v: &View, h: &Holder) -> Entry {
         lane_rx_bytes: v.lane_rx,
         tcp_tx_bytes: v.tcp_tx,
         tcp_rx_bytes: v.tcp_rx,
+        left_out: 0,
     };
     Entry {
         row,
