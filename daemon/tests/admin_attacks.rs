@@ -133,8 +133,9 @@ fn slow_readers_cost_little() {
     let mut slow = Attacker::start(ASK_SLOWLY, &d, &["300", "300", "{\"op\":\"ss\"}\n"]);
     assert_eq!(slow.line(), "asked");
     for _ in 0..2 {
-        assert!(matches!(d.ask(&Request::Ping), Response::Pong { .. }));
-        assert_eq!(d.rows().len(), all.len());
+        // (Without the patience of the tool: how long it takes depends on the machine.)
+        assert!(ask_as(0, &d, &Request::Ping).contains("pong"));
+        assert_eq!(rows_as(0, &d), all.len());
         assert_eq!(rows_as(12345, &d), all.len());
     }
     let grown = peak_kib(&d) - before;

@@ -12,13 +12,15 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use underpass_admin::Row;
 
 /// A piece has so many bytes, and what its last row has beyond them.
 const PIECE: usize = 64 << 10;
 /// Versions of all rows that callers may be reading.
 const VERSIONS: usize = 4;
+/// Pieces that are made at a time, so that looks at processes get their share of the processors.
+const AT_ONCE: usize = 2;
 
 /// All rows, as of one look.
 pub(super) type Rows = Arc<Vec<Entry>>;
@@ -30,13 +32,25 @@ struct Version {
 }
 
 /// What callers read from, the oldest first.
-#[derive(Default)]
-pub(super) struct Versions(RefCell<Vec<Version>>);
+pub(super) struct Versions {
+    all: RefCell<Vec<Version>>,
+    /// Callers make their pieces in turn.
+    making: Semaphore,
+}
+
+impl Default for Versions {
+    fn default() -> Self {
+        Versions {
+            all: RefCell::default(),
+            making: Semaphore::new(AT_ONCE),
+        }
+    }
+}
 
 impl Versions {
     /// Somebody reads these rows: until when he may.
     fn read(&self, rows: &Rows) -> Arc<Notify> {
-        let mut all = self.0.borrow_mut();
+        let mut all = self.all.borrow_mut();
         all.retain(|v| v.rows.strong_count() > 0);
         let is = |v: &&Version| std::ptr::eq(v.rows.as_ptr(), Arc::as_ptr(rows));
         if let Some(known) = all.iter().find(is) {
@@ -81,14 +95,14 @@ pub(super) async fn write(
     tokio::select! {
         biased;
         () = end => Err(Error::new(ErrorKind::TimedOut, "what it reads is too old")),
-        done = pieces(stream, all, Arc::new(caller), time) => done,
+        done = pieces(stream, (all, Arc::new(caller)), versions, time) => done,
     }
 }
 
 async fn pieces(
     stream: &mut UnixStream,
-    all: Rows,
-    caller: Arc<Caller>,
+    (all, caller): (Rows, Arc<Caller>),
+    versions: &Versions,
     time: Duration,
 ) -> std::io::Result<()> {
     let mut text = Text {
@@ -98,7 +112,11 @@ async fn pieces(
     };
     while text.next < all.len() {
         let (rows, caller) = (all.clone(), caller.clone());
-        text = tokio::task::spawn_blocking(move || text.go_on(&rows, &caller)).await??;
+        let made = {
+            let _turn = versions.making.acquire().await;
+            tokio::task::spawn_blocking(move || text.go_on(&rows, &caller)).await
+        };
+        text = made??;
         tokio::time::timeout(time, stream.write_all(&text.piece)).await??;
         text.piece.clear();
     }
@@ -215,9 +233,9 @@ mod tests {
             versions.read(&held[n]);
         }
         assert!(slow.await.is_err());
-        assert_eq!(versions.0.borrow().len(), VERSIONS);
+        assert_eq!(versions.all.borrow().len(), VERSIONS);
         drop(held);
         versions.read(&old);
-        assert_eq!(versions.0.borrow().len(), 1);
+        assert_eq!(versions.all.borrow().len(), 1);
     }
 }
