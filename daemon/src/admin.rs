@@ -6,6 +6,8 @@
 mod caller;
 mod capture;
 mod census;
+mod check;
 pub(crate) mod gate;
 pub(crate) mod rail_view;
 pub(crate) mod server;
+mod stream;

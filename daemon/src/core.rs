@@ -567,12 +567,15 @@ impl<V: Provider> Core<V> {
         all.filter(move |p| p.family.ident == family)
     }
 
-    /// Drops what belongs to connections and lanes that ended without a message.
-    pub fn sweep(&mut self) {
+    /// Drops what belongs to connections and lanes that ended without a message: a step of it. `true`: there is more to do.
+    pub fn sweep(&mut self) -> bool {
         let clients = &self.clients;
-        self.waiting.sweep(|c| alive(clients, c));
+        if self.waiting.sweep(|c| alive(clients, c)) {
+            return true;
+        }
         self.sweep_across();
         self.rails(|r| r.sweep());
+        false
     }
 }
 

@@ -411,7 +411,9 @@ fn serve_metrics(core: &Shared, options: &Options) -> Result<(), Error> {
 async fn sweep(core: &Shared) {
     loop {
         tokio::time::sleep(SWEEP).await;
-        core.borrow_mut().sweep();
+        while core.borrow_mut().sweep() {
+            tokio::task::yield_now().await;
+        }
         lookups::look_at_unprovable(core).await;
         lookups::prune_recovered(core).await;
         readings::fade(core).await;

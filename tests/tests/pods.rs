@@ -237,3 +237,52 @@ fn root_each_namespace_sees_its_own() -> Result<()> {
     client.finish(LIMIT)?;
     Ok(())
 }
+
+/// `check` from a pod's namespace says what became of the connection, but not who is at its other end in another pod.
+#[test]
+fn root_check_across_namespaces() -> Result<()> {
+    let d = daemon_with_proof()?;
+    let pods = Pods::new()?;
+    let e = Echo::serve("epoll", Pods::B, &d.eager().netns(pods.b()))?;
+    let stop = tempfile::tempdir()?;
+    let file = stop.path().join("stop");
+    let client = e.client(&d.eager().netns(pods.a()), 1, 0, Some(&file))?;
+    d.await_promoted(2)?;
+    let row = d.ss()?.into_iter().find(|r| r.role == "client");
+    let row = row.context("no client")?;
+    let check = |place: &Place| -> Result<(Option<Row>, Option<Row>, String)> {
+        let script = "import socket,sys\n\
+            s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n\
+            s.sendall(sys.argv[2].encode()+b'\\n'); print(s.makefile().readline())\n";
+        let (local, peer) = (row.local.clone(), row.peer.clone());
+        let request = serde_json::to_string(&Request::Check { local, peer })?;
+        let at = d.dir().join("admin.sock");
+        let text = underpass_tests::harness::Program::new("python3", place)
+            .args(["-c", script])
+            .arg(at)
+            .arg(request)
+            .check(LIMIT)?;
+        match serde_json::from_str(&text)? {
+            Response::Check {
+                local,
+                peer,
+                verdict,
+                ..
+            } => Ok((local, peer, verdict)),
+            other => anyhow::bail!("{other:?}"),
+        }
+    };
+    let (local, peer, _) = check(&Place::bare())?;
+    let (local, peer) = (local.context("no end")?, peer.context("no other end")?);
+    ensure!(local.peer_pid == peer.pid && peer.lane_rx_bytes > 0);
+    let (local, peer, verdict) = check(&Place::bare().netns(pods.a()))?;
+    let local = local.context("not its own")?;
+    ensure!(peer.is_none(), "{peer:#?}");
+    ensure!((local.peer_pid, local.peer_comm.as_str()) == (0, ""));
+    ensure!(verdict.contains("shared memory"), "{verdict}");
+    let (local, peer, _) = check(&Place::bare().netns(pods.b()))?;
+    ensure!(local.is_none() && peer.is_none(), "the client's end is a's");
+    std::fs::write(&file, b"")?;
+    client.finish(LIMIT)?;
+    Ok(())
+}

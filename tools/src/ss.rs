@@ -45,7 +45,13 @@ pub fn run(dir: Option<PathBuf>, o: &cli::Ss) -> Outcome {
 /// All that the daemon shows.
 fn rows(dir: Option<PathBuf>) -> Result<Vec<Row>, Failure> {
     match client::ask(dir, &Request::Ss)? {
-        Response::Ss { rows } => Ok(rows),
+        Response::Ss { rows } => {
+            let left_out: u64 = rows.iter().map(|r| r.left_out).sum();
+            if left_out > 0 {
+                eprintln!("underpass: {left_out} sockets are not shown: a user or pod has too many of them");
+            }
+            Ok(rows)
+        }
         other => Err(client::unexpected(&other)),
     }
 }

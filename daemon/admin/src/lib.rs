@@ -376,6 +376,14 @@ pub struct Row {
     pub tcp_tx_bytes: u64,
     /// Bytes received over TCP, frames included.
     pub tcp_rx_bytes: u64,
+    /// Further sockets of the same user and cgroup, which are not shown because it has so many: told in its last row.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub left_out: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// The RDMA link that carries a lane to another node.

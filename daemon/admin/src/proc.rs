@@ -159,15 +159,25 @@ fn socket(entry: &Path) -> std::io::Result<Option<u64>> {
 
 /// Inode of the network namespace.
 pub fn netns(pid: u32) -> Option<u64> {
-    netns_at(&living(pid)?.join("ns/net"))
+    namespace(pid, "net")
 }
 
 /// Inode of our own network namespace.
 pub fn own_netns() -> Option<u64> {
-    netns_at("/proc/self/ns/net".as_ref())
+    own_namespace("net")
 }
 
-fn netns_at(path: &Path) -> Option<u64> {
+/// Inode of a namespace by the name that it has in `/proc/PID/ns`.
+pub fn namespace(pid: u32, kind: &str) -> Option<u64> {
+    namespace_at(&living(pid)?.join("ns").join(kind))
+}
+
+/// The same of our own.
+pub fn own_namespace(kind: &str) -> Option<u64> {
+    namespace_at(&Path::new("/proc/self/ns").join(kind))
+}
+
+fn namespace_at(path: &Path) -> Option<u64> {
     rustix::fs::stat(path).ok().map(|s| s.st_ino)
 }
 

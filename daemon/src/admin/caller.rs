@@ -1,8 +1,7 @@
 //! Who asks at an admin socket, and what he may see and steer.
 
 use crate::clients::view::Entry;
-use crate::os::process::Process;
-use crate::os::sockopt;
+use crate::os::process::{is_dead, Process};
 use crate::pods::known::Known;
 use std::os::fd::AsFd;
 use tokio::net::UnixStream;
@@ -17,11 +16,30 @@ pub(super) struct Caller {
     pub all: bool,
     /// May act on everybody's processes in its namespace.
     pub root: bool,
+    /// May act on anything at all.
+    pub steers: bool,
+    /// Whose places and turns it takes: those of its user in its cgroup, or of its pod.
+    pub tenant: String,
     /// The sandbox of its pod, if it asks at the socket for pods: it sees that pod's connections only, and steers nothing.
     pub pod: Option<String>,
 }
 
 impl Caller {
+    /// Is it root, or the daemon's user, and is it in the daemon's namespaces of processes and users? A container with the
+    /// node's network is in that of the network only, where its users' numbers are the same as others': it steers nothing.
+    fn of_node(uid: u32, netns: u64, (root, native): (bool, bool)) -> Caller {
+        let here = proc::own_netns() == Some(netns);
+        Caller {
+            uid,
+            netns,
+            root,
+            all: root && native && here,
+            steers: native || !here,
+            tenant: String::new(),
+            pod: None,
+        }
+    }
+
     pub(super) fn sees(&self, netns: u64) -> bool {
         self.all || netns == self.netns
     }
@@ -45,20 +63,25 @@ impl Caller {
     }
 
     pub(super) fn may_act(&self, uid: u32, netns: u64) -> bool {
-        self.sees(netns) && (self.all || self.root || uid == self.uid)
+        self.sees(netns) && self.steers && (self.root || uid == self.uid)
     }
 }
 
-pub(super) fn who(stream: &UnixStream) -> Option<Caller> {
-    let cred = sockopt::peer_cred(stream.as_fd()).ok()?;
-    let netns = proc::netns(u32::try_from(cred.pid).ok()?)?;
-    let root = cred.uid == 0 || cred.uid == rustix::process::geteuid().as_raw();
-    Some(Caller {
-        uid: cred.uid,
-        netns,
-        root,
-        all: root && proc::own_netns() == Some(netns),
-        pod: None,
+/// A process of the node asks. `accepted`: the tick at which its connection was ([`Process::of_peer`]). `None`: it has ended
+/// since it connected, and its number may be another process's by now; or nothing can be told of it.
+pub(super) fn who(stream: &UnixStream, accepted: u64) -> Option<Caller> {
+    let mut process = Process::of_peer(stream.as_fd(), accepted).ok()?;
+    let (pid, netns) = (process.id.pid, process.netns);
+    let native = ["pid", "user"].map(|kind| {
+        let own = proc::own_namespace(kind);
+        own.is_some() && proc::namespace(pid, kind) == own
+    });
+    // (The namespaces were read by pid: they are its own only if it lives.)
+    let lives = !is_dead(process.take_pidfd()?.as_fd());
+    let root = process.uid == 0 || process.uid == rustix::process::geteuid().as_raw();
+    (lives && netns != 0).then(|| Caller {
+        tenant: format!("{} {}", process.uid, process.cgroup),
+        ..Caller::of_node(process.uid, netns, (root, native == [true; 2]))
     })
 }
 
@@ -71,6 +94,45 @@ pub(super) fn who_in_pod(known: &Known, stream: &UnixStream, accepted: u64) -> O
         netns: 0,
         root: false,
         all: false,
+        steers: false,
+        tenant: at.sandbox.clone(),
         pod: Some(at.sandbox),
     })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Root on the node.
+    pub(in crate::admin) fn root() -> Caller {
+        Caller::of_node(0, proc::own_netns().unwrap_or(1), (true, true))
+    }
+
+    #[test]
+    fn root_is_root_where_the_daemon_is() {
+        let here = proc::own_netns().unwrap();
+        let of = |netns, who| {
+            let c = Caller::of_node(0, netns, who);
+            (c.all, c.may_act(7, netns), c.may_act(0, netns))
+        };
+        assert_eq!(of(here, (true, true)), (true, true, true));
+        assert_eq!(of(here, (false, true)), (false, false, true));
+        // A container with the node's network, and one with its own.
+        assert_eq!(of(here, (true, false)), (false, false, false));
+        assert_eq!(of(here + 1, (true, false)), (false, true, true));
+        assert_eq!(of(here + 1, (true, true)), (false, true, true));
+    }
+
+    /// A process that began after the connection was accepted cannot have made it: its number is a reused one. (Where the
+    /// kernel gives a pidfd of who connected, that says so itself.)
+    #[tokio::test(flavor = "current_thread")]
+    async fn who_connected_must_live() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let now = proc::now_ticks();
+        let c = who(&a, now).unwrap();
+        assert_eq!(Some(c.netns), proc::own_netns());
+        let by_number = crate::os::sockopt::peer_pidfd(a.as_fd()).is_err();
+        assert_eq!(who(&a, 0).is_none(), by_number);
+    }
 }

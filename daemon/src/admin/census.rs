@@ -7,13 +7,15 @@
 //! environment (to show a title) belongs here if its parent does. What is found is shown, but nothing acts on it.
 //!
 //! Files in `/proc` may hang, depending on the process they belong to. So each process gets a helper thread of its
-//! own, there is a time limit for all, and helpers that hang are counted. All who ask during a census share the
-//! next one.
+//! own, there is a time limit for all, which tenants share ([`turns`]), and helpers that hang are counted. All who ask
+//! during a census share the next one.
 
 mod ends;
 mod kernel;
 pub(crate) mod rows;
+mod turns;
 
+use self::turns::Turns;
 use crate::clients::adopt;
 use crate::clients::family;
 use crate::core::{Core, Shared};
@@ -27,7 +29,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use underpass_admin::environ;
 use underpass_admin::proc;
@@ -62,6 +64,8 @@ pub(crate) struct Carrier {
     pub table: Option<(Ident, Foreign)>,
     /// Descriptors that are sockets, with inodes.
     pub sockets: Vec<(u32, u64)>,
+    /// Whose processes it is among.
+    pub tenant: String,
 }
 
 /// Every process that was looked at.
@@ -122,11 +126,15 @@ pub(crate) async fn take(shared: &Shared) -> Census {
     };
     let mut census = Census::default();
     let all = async {
-        let mut pids = tokio::task::spawn_blocking(pids).await.unwrap_or_default();
-        // Known processes first, in case the time is too short for all.
-        pids.sort_by_key(|p| !us.known.contains(p));
+        let mut pids: Vec<u32> = tokio::task::spawn_blocking(pids).await.unwrap_or_default();
         while !pids.is_empty() {
-            take_all(Arc::new(us.clone()), pids, &mut census).await;
+            let of_us = us.known.clone();
+            let work = move || {
+                let one = |p| (p, tenant(p), of_us.contains(&p));
+                Turns::new(pids.into_iter().map(one))
+            };
+            let turns = tokio::task::spawn_blocking(work).await.unwrap_or_default();
+            take_all(Arc::new(us.clone()), turns, &mut census).await;
             // Processes that have disconnected meanwhile are ending, or have executed another program: no
             // connected process confirms their tables any more, so they are looked at again.
             us.known = known(&shared.borrow());
@@ -144,14 +152,16 @@ pub(crate) async fn take(shared: &Shared) -> Census {
     census
 }
 
-async fn take_all(us: Arc<Us>, pids: Vec<u32>, census: &mut Census) {
-    let mut pids = pids.into_iter();
+async fn take_all(us: Arc<Us>, mut turns: Turns, census: &mut Census) {
     let mut looks = JoinSet::new();
     loop {
         while looks.len() < AT_ONCE && UNDER_WAY.load(Relaxed) < HANGING_MAX {
-            let Some(pid) = pids.next() else { break };
+            let Some((pid, tenant)) = turns.next() else {
+                break;
+            };
             let us = us.clone();
             UNDER_WAY.fetch_add(1, Relaxed);
+            let began = Instant::now();
             let helper = tokio::task::spawn_blocking(move || {
                 let found = look(pid, &us);
                 UNDER_WAY.fetch_sub(1, Relaxed);
@@ -159,19 +169,23 @@ async fn take_all(us: Arc<Us>, pids: Vec<u32>, census: &mut Census) {
             });
             looks.spawn_local(async move {
                 let found = tokio::time::timeout(LIMIT_ONE, helper).await;
-                (
-                    pid,
-                    found.ok().and_then(Result::ok).unwrap_or(Look::Unknown),
-                )
+                let found = found.ok().and_then(Result::ok).unwrap_or(Look::Unknown);
+                (pid, found, tenant, began.elapsed())
             });
         }
-        match looks.join_next().await {
-            None => return,
-            Some(Ok((_, Look::Ours(c)))) => census.carriers.push(*c),
-            Some(Ok((pid, Look::Stranger { carries }))) => {
+        let Some(ended) = looks.join_next().await else {
+            return;
+        };
+        let Ok((pid, found, tenant, took)) = ended else {
+            continue;
+        };
+        turns.done(&tenant, took);
+        match found {
+            Look::Ours(c) => census.carriers.push(*c),
+            Look::Stranger { carries } => {
                 census.unmanaged.insert(pid, carries);
             }
-            Some(_) => {}
+            Look::Unknown => {}
         }
     }
 }
@@ -179,6 +193,12 @@ async fn take_all(us: Arc<Us>, pids: Vec<u32>, census: &mut Census) {
 /// All processes but this daemon. Unless it is root, it can read nothing of other users' processes.
 fn pids() -> Vec<u32> {
     proc::all().filter(|p| *p != std::process::id()).collect()
+}
+
+/// Whose time a look at this process takes: its user's in its cgroup.
+fn tenant(pid: u32) -> String {
+    let cgroup = proc::cgroup_key(&proc::cgroups(pid).unwrap_or_default());
+    format!("{} {cgroup}", proc::uid(pid).unwrap_or(0))
 }
 
 fn look(pid: u32, us: &Us) -> Look {
@@ -229,6 +249,7 @@ fn look(pid: u32, us: &Us) -> Look {
         known,
         table,
         sockets,
+        tenant: tenant(pid),
     };
     // All this was read by pid: check that it is still the same process.
     match proc::start_time(pid) == Some(start) {

@@ -7,8 +7,10 @@
 use crate::admin::caller::{who, who_in_pod, Caller};
 use crate::admin::capture;
 use crate::admin::census;
-use crate::admin::gate::{Gate, Here, Places};
+use crate::admin::check;
+use crate::admin::gate::{Gate, Places};
 use crate::admin::rail_view;
+use crate::admin::stream::{self, Versions};
 use crate::clients::control::DATAGRAMS;
 use crate::clients::limits::Limit;
 use crate::clients::view::Entry;
@@ -31,7 +33,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::{UnixListener, UnixStream};
 use underpass_admin::proc;
-use underpass_admin::{Request, Response, Row, Stats, Target};
+use underpass_admin::{Request, Response, Stats, Target};
 
 /// How long a caller may take for its request, and to read the answer.
 const TIME: Duration = Duration::from_secs(10);
@@ -43,6 +45,8 @@ const LONGEST: u64 = 64 << 10;
 const LATE: Duration = Duration::from_secs(1);
 /// An answer is written in parts of this size, each of which the caller must read within [`TIME`].
 const CHUNK: usize = 256 << 10;
+/// Connections that are accepted before others get their turn.
+const ACCEPTS: u64 = 8;
 
 /// Makes the listening socket; a file that is left over is replaced.
 pub(crate) fn listen(path: &Path) -> std::io::Result<UnixListener> {
@@ -53,20 +57,26 @@ pub(crate) fn listen(path: &Path) -> std::io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
+/// What the connections at one socket share.
+struct Server {
+    gate: Gate,
+    places: Rc<Places>,
+    versions: Versions,
+}
+
 /// Accepts for ever.
 pub(crate) async fn serve(shared: Shared, listener: UnixListener, gate: Gate) {
-    let places = Rc::new(Places::default());
-    loop {
-        if gate == Gate::Pods {
-            places.room().await;
-        }
+    let server = Rc::new(Server {
+        gate,
+        places: Places::new(gate),
+        versions: Versions::default(),
+    });
+    for n in 1u64.. {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let (shared, places) = (shared.clone(), places.clone());
-                let here = Here::enter(&places);
+                let (shared, server) = (shared.clone(), server.clone());
                 tokio::task::spawn_local(async move {
-                    let _here = here;
-                    if let Err(e) = talk(shared, stream, (gate, places)).await {
+                    if let Err(e) = meet(shared, &server, stream).await {
                         tracing::debug!("admin connection: {e}");
                     }
                 });
@@ -76,34 +86,70 @@ pub(crate) async fn serve(shared: Shared, listener: UnixListener, gate: Gate) {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
+        // Whoever connects all the time must not keep the core from its work: who he is takes reading in `/proc`.
+        if n % ACCEPTS == 0 {
+            tokio::task::yield_now().await;
+        }
     }
 }
 
-async fn talk(
-    shared: Shared,
-    mut stream: UnixStream,
-    (gate, places): (Gate, Rc<Places>),
-) -> std::io::Result<()> {
+/// Gives the connection its place, and answers until it must make way.
+async fn meet(shared: Shared, server: &Server, mut stream: UnixStream) -> std::io::Result<()> {
     let accepted = proc::now_ticks();
-    let caller = match gate {
-        Gate::Node => who(&stream),
+    let caller = match server.gate {
+        Gate::Node => who(&stream, accepted),
         Gate::Pods => {
             let known = shared.borrow().pods.clone();
             who_in_pod(&known, &stream, accepted)
         }
     };
-    let _place = match caller.as_ref().and_then(|c| c.pod.as_ref()) {
-        Some(pod) => {
-            let place = places.take(pod);
-            if place.is_none() {
-                shared.borrow().cgroups.refused.count(Limit::Tools);
-            }
-            Some(place.ok_or(std::io::ErrorKind::ResourceBusy)?)
-        }
+    let counted = caller.as_ref().map(|c| c.tenant.as_str());
+    let root = caller.as_ref().is_some_and(|c| c.all);
+    // (Those who are not known are one tenant.)
+    let place = (!root).then(|| server.places.take(counted.unwrap_or_default()));
+    if !matches!(place, None | Some(Some((_, false)))) {
+        shared.borrow().cgroups.refused.count(Limit::Tools);
+    }
+    let place = match place {
+        Some(taken) => Some(taken.ok_or(std::io::ErrorKind::ResourceBusy)?.0),
         None => None,
     };
-    let line = tokio::time::timeout(TIME, line_of(&mut stream)).await??;
-    let response = match (caller, serde_json::from_str::<Request>(&line)) {
+    let begun = {
+        let talk = talk(&shared, server, &mut stream, (caller, accepted));
+        match &place {
+            None => talk.await?,
+            Some(place) => tokio::select! {
+                begun = talk => begun?,
+                () = place.left() => return Err(std::io::ErrorKind::ResourceBusy.into()),
+            },
+        }
+    };
+    // Captures have a limit of their own.
+    drop(place);
+    match begun {
+        Some(begun) => begun.serve(shared, stream).await,
+        None => Ok(()),
+    }
+}
+
+/// One request and its answer; but a capture is only begun.
+async fn talk(
+    shared: &Shared,
+    server: &Server,
+    stream: &mut UnixStream,
+    (caller, accepted): (Option<Caller>, u64),
+) -> std::io::Result<Option<capture::Begun>> {
+    let line = tokio::time::timeout(TIME, line_of(stream)).await??;
+    let request = serde_json::from_str::<Request>(&line);
+    // What costs nothing is not waited for.
+    let tenant = caller.as_ref().filter(|c| !c.all).map(|c| &c.tenant);
+    let _turn = match (tenant, &request) {
+        (Some(tenant), Ok(r)) if !matches!(r, Request::Ping | Request::Keep) => {
+            server.places.turn(tenant).await
+        }
+        _ => None,
+    };
+    let response = match (caller, request) {
         (None, _) => Response::Error {
             message: "cannot tell who is asking".into(),
         },
@@ -115,25 +161,33 @@ async fn talk(
                 message: "from here only connections are shown".into(),
             }
         }
-        (Some(_), Ok(Request::Keep)) => match keep(&shared, &stream, accepted) {
-            Ok(()) => pong(&shared),
+        (Some(_), Ok(Request::Keep)) => match keep(shared, &*stream, accepted) {
+            Ok(()) => pong(shared),
             Err(message) => Response::Error { message },
         },
         (Some(caller), Ok(Request::Capture { target })) => {
-            let all = entries(&shared).await;
-            match capture::begin(&shared, caller, &target, &all).await {
-                Ok(begun) => return begun.serve(shared, stream).await,
+            let all = entries(shared).await;
+            match capture::begin(shared, caller, &target, &all).await {
+                Ok(begun) => return Ok(Some(begun)),
                 Err(message) => Response::Error { message },
             }
         }
-        (Some(caller), Ok(request)) => answer(&shared, caller, request).await,
+        (Some(caller), Ok(Request::Ss)) => {
+            let all = match &caller.pod {
+                Some(pod) => entries_of_late(shared, pod, LATE).await,
+                None => entries(shared).await,
+            };
+            let written = stream::write(stream, (all, caller), &server.versions, TIME);
+            return written.await.map(|()| None);
+        }
+        (Some(caller), Ok(request)) => answer(shared, caller, request).await,
     };
-    // Serializing tens of thousands of rows takes long, so it is done on a helper thread.
+    // Serializing may take long, so it is done on a helper thread.
     let text = tokio::task::spawn_blocking(move || serde_json::to_vec(&response)).await??;
     for part in text.chunks(CHUNK).chain([&b"\n"[..]]) {
         tokio::time::timeout(TIME, stream.write_all(part)).await??;
     }
-    Ok(())
+    Ok(None)
 }
 
 /// The request: what comes before the first end of line.
@@ -178,25 +232,6 @@ fn keep(shared: &Shared, sock: impl AsFd, accepted: u64) -> Result<(), String> {
 async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
     match request {
         Request::Ping | Request::Keep => pong(shared),
-        Request::Ss => {
-            let all = match &caller.pod {
-                Some(pod) => entries_of_late(shared, pod, LATE).await,
-                None => entries(shared).await,
-            };
-            let seen = |e: &Entry| {
-                let mut row = e.row.clone();
-                if row.peer_pid != 0 && !caller.sees_peer(e, &all) {
-                    (row.peer_pid, row.peer_comm) = (0, String::new());
-                }
-                row
-            };
-            let mine = all.iter().filter(|e| caller.sees_row(e));
-            let mut rows: Vec<Row> = mine.map(seen).collect();
-            if !caller.all {
-                rows.iter_mut().for_each(rail_view::hide_addresses);
-            }
-            Response::Ss { rows }
-        }
         Request::Stats => {
             let mut stats = Box::new(stats(shared).await);
             if !caller.all {
@@ -206,11 +241,19 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
         }
         Request::Down { target } => tell(shared, caller, &target, op::DOWN).await,
         Request::Up { target } => tell(shared, caller, &target, op::UP).await,
-        // (Its answer goes on for as long as the caller reads: `talk`.)
-        Request::Capture { .. } => Response::Error {
+        // (Their answers go on for as long as the caller reads: `talk`.)
+        Request::Capture { .. } | Request::Ss => Response::Error {
             message: "not from here".into(),
         },
-        Request::Check { local, peer } => check(shared, caller, &local, &peer).await,
+        Request::Check { local, peer } => match (parse(&local), parse(&peer)) {
+            (Some(a), Some(b)) => {
+                let all = entries(shared).await;
+                check::check(shared, caller, (a, b), all).await
+            }
+            _ => Response::Error {
+                message: "an address is not `ip:port`".into(),
+            },
+        },
         // Processes in containers must not learn the names and addresses of nodes.
         Request::Peers if !caller.all => Response::Error {
             message: "the nodes are shown to root on the node only".into(),
@@ -268,9 +311,10 @@ async fn look(shared: &Shared) -> Vec<Entry> {
     let families = shared.borrow().snapshot();
     let across = shared.borrow().waiting_across();
     let waiting = shared.borrow().waiting_here();
+    let given = shared.borrow().groups.ends();
     let alone = shared.borrow().peers.is_none();
     let pods = shared.borrow().pods.clone();
-    let work = move || census::rows::rows(families, census, &waiting, alone);
+    let work = move || census::rows::rows(families, census, (&waiting, &given), alone);
     let unnamed = tokio::task::spawn_blocking(work).await;
     let mut unnamed = unnamed.unwrap_or_default();
     if let Some(peers) = &shared.borrow().peers {
@@ -416,65 +460,4 @@ async fn tell(shared: &Shared, caller: Caller, target: &Target, op: u32) -> Resp
 
 fn parse(s: &str) -> Option<SocketAddr> {
     s.parse().ok().map(normal)
-}
-
-async fn check(shared: &Shared, caller: Caller, local: &str, peer: &str) -> Response {
-    let (Some(a), Some(b)) = (parse(local), parse(peer)) else {
-        return Response::Error {
-            message: "an address is not `ip:port`".into(),
-        };
-    };
-    let (from, to) = (a.ip(), b.ip());
-    let (a, b) = (a.to_string(), b.to_string());
-    let all = entries(shared).await;
-    // The caller's own namespace first: other namespaces may have the same addresses.
-    let mut mine: Vec<&Entry> = all
-        .iter()
-        .filter(|e| caller.sees(e.row.netns) && e.row.local == a && e.row.peer == b)
-        .collect();
-    mine.sort_by_key(|e| e.row.netns != caller.netns);
-    let local = mine.first();
-    let mut peer = local.and_then(|e| all.get(e.other?)).map(|e| e.row.clone());
-    let mut local = local.map(|e| e.row.clone());
-    if !caller.all {
-        let rows = local.iter_mut().chain(&mut peer);
-        rows.for_each(rail_view::hide_addresses);
-    }
-    let verdict = verdict(local.as_ref(), peer.as_ref());
-    let across = peer.is_none().then(|| shared.borrow().between(from, to));
-    let mut across = across.flatten();
-    if let Some(a) = across.as_mut().filter(|_| !caller.all) {
-        rail_view::hide_node(a);
-    }
-    Response::Check {
-        local,
-        peer,
-        verdict,
-        across,
-    }
-}
-
-fn verdict(local: Option<&Row>, peer: Option<&Row>) -> String {
-    let Some(l) = local else {
-        return "this end is not under Underpass: start it with `underpass run`".into();
-    };
-    match l.mode.as_str() {
-        "SMCD" => return "accelerated through shared memory".into(),
-        "SMCR" => return "accelerated through RDMA".into(),
-        _ => {}
-    }
-    let say = |code: u32| match Reason::from_code(code) {
-        Some(r) => format!("{} ({})", r.info().text, r.info().name),
-        None => format!("reason 0x{code:08x}, unknown to this daemon"),
-    };
-    let here = if l.reason == 0 {
-        "about to be promoted".into()
-    } else {
-        say(l.reason)
-    };
-    match (peer, l.peer_reason) {
-        (None, 0) => format!("on TCP; this end: {here}; the other end is not known"),
-        (_, 0) => format!("on TCP; this end: {here}"),
-        (_, code) => format!("on TCP; this end: {here}; the other end: {}", say(code)),
-    }
 }

@@ -45,7 +45,7 @@ pub struct Entry {
     pub peer_here: bool,
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
-    lane: Option<(u64, u32, u32)>,
+    lane: Option<Side>,
 }
 
 /// `Entry::conn` of a socket that is in no table.
@@ -112,7 +112,8 @@ pub(crate) fn entries(families: &[Snapshot]) -> Vec<Entry> {
             }
         }
     }
-    link_ends(&mut all);
+    // (Whom this is about registers, and is believed only then.)
+    link_ends(&mut all, &Given::new());
     all
 }
 
@@ -182,6 +183,7 @@ pub(crate) fn entry(v: &View, h: &Holder) -> Entry {
         lane_rx_bytes: v.lane_rx,
         tcp_tx_bytes: v.tcp_tx,
         tcp_rx_bytes: v.tcp_rx,
+        left_out: 0,
     };
     Entry {
         row,
@@ -194,7 +196,9 @@ pub(crate) fn entry(v: &View, h: &Holder) -> Entry {
         local,
         peer: peer.filter(|_| !listening),
         // The other end of a remote lane is not on the same link group.
-        lane: (attached && v.flags & flag::REMOTE == 0).then_some((v.group, v.lane, v.side)),
+        lane: (attached && v.flags & flag::REMOTE == 0)
+            .then(|| Some((v.group, v.lane, u8::try_from(v.side).ok()?)))
+            .flatten(),
     }
 }
 
@@ -211,15 +215,43 @@ pub(crate) fn address(e: &Endpoint) -> Option<SocketAddr> {
     (e.family != 0).then(|| normal(SocketAddr::V6(SocketAddrV6::new(e.ip, e.port, 0, 0))))
 }
 
+/// A lane's slot and side.
+type Side = (u64, u32, u8);
+
+/// What the daemon has given to whom: by client, connection and generation.
+pub(crate) type Given = HashMap<(ClientId, u32, u32), Side>;
+
+/// The rows that are at each side of each lane. A table may name any lane. So a side is that of whom the daemon gave it to;
+/// only if it is no connected client's own row (it may be shown under another process of its family, or be older than this
+/// daemon), it is that of who says so, if nobody else does.
+fn by_lane(all: &[Entry], given: &Given) -> HashMap<Side, usize> {
+    let mut own = HashMap::new();
+    let mut said: HashMap<Side, Option<usize>> = HashMap::new();
+    for (i, e) in all.iter().enumerate() {
+        let Some(l) = e.lane else { continue };
+        match given.get(&(e.client, e.conn, e.gen)) {
+            Some(g) if *g == l => drop(own.insert(l, i)),
+            Some(_) => {}
+            None => {
+                let others = |v: &mut Option<usize>| *v = None;
+                said.entry(l).and_modify(others).or_insert(Some(i));
+            }
+        }
+    }
+    for (l, i) in said {
+        if let Some(i) = i {
+            own.entry(l).or_insert(i);
+        }
+    }
+    own
+}
+
 /// Finds each row's other end, and from it the peer's reason and the mode.
-pub(crate) fn link_ends(all: &mut [Entry]) {
-    let mut lanes = HashMap::new();
+pub(crate) fn link_ends(all: &mut [Entry], given: &Given) {
+    let lanes = by_lane(all, given);
     let mut by_addresses = HashMap::new();
     let mut remote: HashMap<_, Option<usize>> = HashMap::new();
     for (i, e) in all.iter().enumerate() {
-        if let Some(l) = e.lane {
-            lanes.insert(l, i);
-        }
         if let (Some(a), Some(b)) = (e.local, e.peer) {
             by_addresses.insert((e.row.netns, a, b), i);
             // The end in another namespace, if there is only one.
@@ -229,15 +261,14 @@ pub(crate) fn link_ends(all: &mut [Entry]) {
                 .or_insert(Some(i));
         }
     }
-    let find = |e: &Entry| {
-        let lane = e
-            .lane
-            .and_then(|(group, lane, side)| lanes.get(&(group, lane, 1 ^ side)).copied());
+    let find = |(i, e): (usize, &Entry)| {
+        let at = e.lane.filter(|l| lanes.get(l) == Some(&i));
+        let lane = at.and_then(|(group, lane, side)| lanes.get(&(group, lane, 1 ^ side)).copied());
         let (a, b) = (e.local?, e.peer?);
         lane.or_else(|| by_addresses.get(&(e.row.netns, b, a)).copied())
             .or_else(|| remote.get(&(b, a)).copied().flatten())
     };
-    let found: Vec<Option<usize>> = all.iter().map(find).collect();
+    let found: Vec<Option<usize>> = all.iter().enumerate().map(find).collect();
     for (i, other) in found.into_iter().enumerate() {
         all[i].other = other.filter(|o| *o != i);
     }
@@ -328,7 +359,7 @@ mod tests {
                 ..View::default()
             };
             let mut all = [entry(&view, &holder)];
-            link_ends(&mut all);
+            link_ends(&mut all, &Given::new());
             let [e] = all;
             Reason::from_code(e.row.peer_reason)
         };
@@ -338,5 +369,48 @@ mod tests {
         assert_eq!(shown(flag::LANE, Reason::Ready), Some(Reason::None));
         assert_eq!(shown(remote, Reason::Shared), Some(Reason::None));
         assert_eq!(shown(flag::REMOTE, Reason::Ready), Some(Reason::None));
+    }
+
+    /// Who writes the words of another's lane into his table is not taken for its end.
+    #[test]
+    fn a_lane_is_whose_it_was_given() {
+        let end = |client: u64, side: u32, port: u16| {
+            let holder = Holder {
+                client: ClientId(client),
+                pid: 7,
+                own_pid: 7,
+                netns: client,
+                comm: "a".into(),
+            };
+            let view = View {
+                state: state::OPEN,
+                flags: flag::LANE,
+                group: 5,
+                lane: 3,
+                side,
+                ..View::default()
+            };
+            // Addresses that are translated on the way, so that only the lane links them.
+            let mut e = entry(&view, &holder);
+            e.local = Some(SocketAddr::from(([10, 0, 0, side as u8], port)));
+            e.peer = Some(SocketAddr::from(([10, 1, 1, 1], port)));
+            e
+        };
+        let linked = |ends: &[(u64, u32)], given: &Given| {
+            let all = ends.iter().zip(1..);
+            let mut all: Vec<Entry> = all.map(|(e, n)| end(e.0, e.1, n)).collect();
+            link_ends(&mut all, given);
+            all.iter().map(|e| e.other).collect::<Vec<_>>()
+        };
+        let given = Given::from([
+            ((ClientId(1), 0, 0), (5, 3, 0)),
+            ((ClientId(2), 0, 0), (5, 3, 1)),
+        ]);
+        let forged = [(1, 0), (2, 1), (3, 0), (4, 1)];
+        assert_eq!(linked(&forged, &given), [Some(1), Some(0), None, None]);
+        // Of lanes that are older than this daemon, what is said counts if it is not said twice.
+        let none = Given::new();
+        assert_eq!(linked(&forged[..2], &none), [Some(1), Some(0)]);
+        assert_eq!(linked(&forged[..3], &none), [None; 3]);
     }
 }

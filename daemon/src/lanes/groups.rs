@@ -221,6 +221,11 @@ impl LinkGroups {
         self.lanes
     }
 
+    /// Which lane each end has: link group, slot and side.
+    pub fn ends(&self) -> HashMap<(ClientId, u32, u32), (u64, u32, u8)> {
+        self.by_conn.clone()
+    }
+
     /// All memory of all link groups.
     pub fn memory(&self) -> Vec<Arc<OwnedFd>> {
         self.groups

@@ -12,8 +12,9 @@ use crate::clients::ids::{ClientId, ConnRef};
 use crate::os::system::Clock;
 use crate::pairing::socket::{consistent, End};
 use crate::pairing::unprovable::{Seen, LOOKS, PATIENCE, UNPROVABLE_MAX};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
+use std::ops::Bound::{Excluded, Unbounded};
 use std::time::Duration;
 
 /// What became of a registration.
@@ -29,12 +30,18 @@ pub enum Verdict {
     Shared,
 }
 
+/// Ends that a step of a sweep looks at.
+const SWEEP_STEP: usize = 256;
+
 type TupleKey = (u64, SocketAddr, SocketAddr);
 
 /// The ends that wait.
 #[derive(Default)]
 pub struct Waiting {
-    ends: HashMap<(ClientId, u32), (ConnRef, End)>,
+    /// In an order, so that those of one client are together, and a sweep can be made in steps.
+    ends: BTreeMap<(ClientId, u32), (ConnRef, End)>,
+    /// The last end that the sweep under way has looked at.
+    swept: Option<(ClientId, u32)>,
     /// Ends without a record whose mirror has not been seen: since when, and how often it was missed.
     unprovable: HashMap<(ClientId, u32), (Duration, u8)>,
     clock: Clock,
@@ -193,28 +200,27 @@ impl Waiting {
 
     /// A client is gone.
     pub fn remove_client(&mut self, client: ClientId) {
-        let gone: Vec<u32> = self
-            .ends
-            .keys()
-            .filter(|k| k.0 == client)
-            .map(|k| k.1)
-            .collect();
+        let its = self.ends.range((client, 0)..=(client, u32::MAX));
+        let gone: Vec<u32> = its.map(|(k, _)| k.1).collect();
         for conn in gone {
             self.remove(client, conn);
         }
     }
 
-    /// Drops ends whose connections were passed on, or ended without a message.
-    pub fn sweep(&mut self, alive: impl Fn(&ConnRef) -> bool) {
-        let gone: Vec<_> = self
-            .ends
-            .values()
-            .map(|(w, _)| *w)
-            .filter(|w| !alive(w))
-            .collect();
-        for w in gone {
-            self.remove(w.client, w.conn);
+    /// Drops ends whose connections were passed on, or ended without a message: a step of it, because each takes a look into
+    /// a table. `true`: there are further ones.
+    pub fn sweep(&mut self, alive: impl Fn(&ConnRef) -> bool) -> bool {
+        let from = self.swept.map_or(Unbounded, Excluded);
+        let step = self.ends.range((from, Unbounded)).take(SWEEP_STEP);
+        let step: Vec<_> = step.map(|(k, e)| (*k, alive(&e.0))).collect();
+        self.swept = step
+            .last()
+            .map(|s| s.0)
+            .filter(|_| step.len() == SWEEP_STEP);
+        for ((client, conn), _) in step.iter().filter(|s| !s.1) {
+            self.remove(*client, *conn);
         }
+        self.swept.is_some()
     }
 
     /// All ends that wait.
@@ -460,7 +466,38 @@ mod tests {
             Verdict::Pair(who(1, 5), 4)
         );
         w.register(who(1, 9), end(A, B, 1, 7), |_| true);
-        w.sweep(|_| false);
+        assert!(!w.sweep(|_| false));
         assert!(w.is_empty());
+    }
+
+    /// However many there are, a step looks at so many; and those of one client are found without the others.
+    #[test]
+    fn a_sweep_has_steps() {
+        let mut w = Waiting::default();
+        let all = 10 * SWEEP_STEP as u32 + 1;
+        for n in 0..all {
+            let end = End {
+                cookie: u64::from(n),
+                ..end(A, B, 1, 7)
+            };
+            let who = who(1 + u64::from(n % 3), n);
+            w.insert(who, end);
+        }
+        let looked = std::cell::Cell::new(0);
+        let odd = |c: &ConnRef| {
+            looked.set(looked.get() + 1);
+            c.conn % 2 == 1
+        };
+        let mut steps = 1;
+        while w.sweep(odd) {
+            assert_eq!(looked.get(), steps * SWEEP_STEP);
+            steps += 1;
+        }
+        assert_eq!((steps, looked.get()), (11, all as usize));
+        assert!(w.ends().all(|c| c.conn % 2 == 1) && w.len() as u32 == all / 2);
+        let before = w.len();
+        let its = w.ends().filter(|c| c.client == ClientId(2)).count();
+        w.remove_client(ClientId(2));
+        assert_eq!(w.len(), before - its);
     }
 }

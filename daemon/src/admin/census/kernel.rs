@@ -13,7 +13,8 @@ use underpass_admin::proc;
 pub(crate) struct Kernel {
     /// With a process in each.
     read: HashMap<u64, u32>,
-    by_inode: HashMap<u64, tcp::Socket>,
+    /// With the namespace that each is in.
+    by_inode: HashMap<u64, (u64, tcp::Socket)>,
     by_pair: HashMap<(SocketAddr, SocketAddr), Vec<(u64, tcp::Socket)>>,
     /// Other ends that know one of the two addresses by another, by the addresses of this end.
     by_translated: HashMap<(SocketAddr, SocketAddr), (u64, tcp::Socket)>,
@@ -38,12 +39,29 @@ impl Kernel {
         for (netns, sockets) in diag::each(namespaces, look) {
             for s in sockets {
                 if s.inode != 0 {
-                    k.by_inode.insert(s.inode, s.clone());
+                    k.by_inode.insert(s.inode, (netns, s.clone()));
                 }
                 k.enter(netns, s);
             }
         }
         k
+    }
+
+    /// With these sockets: their namespaces and inodes.
+    #[cfg(test)]
+    pub(super) fn of<const N: usize>(sockets: [(u64, u64); N]) -> Kernel {
+        let none = SocketAddr::from(([0, 0, 0, 0], 0));
+        let socket = |inode| tcp::Socket {
+            state: tcp::state::ESTABLISHED,
+            local: none,
+            peer: none,
+            uid: 0,
+            inode,
+        };
+        Kernel {
+            by_inode: sockets.map(|(n, i)| (i, (n, socket(i)))).into(),
+            ..Kernel::default()
+        }
     }
 
     fn enter(&mut self, netns: u64, s: tcp::Socket) {
@@ -103,7 +121,12 @@ impl Kernel {
     }
 
     pub(crate) fn socket(&self, inode: u64) -> Option<&tcp::Socket> {
-        self.by_inode.get(&inode)
+        self.by_inode.get(&inode).map(|s| &s.1)
+    }
+
+    /// Is there such a socket in this namespace?
+    pub(crate) fn has(&self, netns: u64, inode: u64) -> bool {
+        self.by_inode.get(&inode).is_some_and(|s| s.0 == netns)
     }
 
     /// The other end of the connection that has these addresses in this namespace: the one in the same namespace, otherwise the

@@ -6,7 +6,7 @@ use super::kernel::Kernel;
 use super::{Carrier, Census};
 use crate::clients::family::Family;
 use crate::clients::ids::ClientId;
-use crate::clients::view::{self, Entry, Holder, Snapshot};
+use crate::clients::view::{self, Entry, Given, Holder, Snapshot};
 use crate::os::tcp;
 use lane::family::{flag, state, View, CONNS};
 use lane::num;
@@ -24,6 +24,29 @@ const DUE_MS: u64 = 1000;
 /// be preempted in that moment.)
 const CONFIRM_MS: [u64; 5] = [2, 4, 8, 16, 32];
 
+/// Rows that one tenant may have: each takes a kilobyte, and a process may have a million sockets.
+const ROWS_MAX: usize = 65_536;
+
+/// The sockets that a process holds.
+#[derive(Default)]
+struct Sockets {
+    by_fd: HashMap<u32, u64>,
+    by_inode: HashMap<u64, Vec<u32>>,
+}
+
+impl Sockets {
+    fn new(all: Vec<(u32, u64)>) -> Sockets {
+        let mut by_inode: HashMap<u64, Vec<u32>> = HashMap::new();
+        for (fd, inode) in &all {
+            by_inode.entry(*inode).or_default().push(*fd);
+        }
+        Sockets {
+            by_fd: all.into_iter().collect(),
+            by_inode,
+        }
+    }
+}
+
 /// A process whose sockets are shown.
 struct Member {
     holder: Holder,
@@ -32,13 +55,18 @@ struct Member {
     /// Why the shim is inactive in this process, if it is.
     out: Option<Reason>,
     /// `None`: its descriptors could not be read.
-    sockets: Option<HashMap<u32, u64>>,
+    sockets: Option<Sockets>,
+    tenant: String,
 }
 
 impl Member {
     fn new(holder: Holder, connected: bool, carrier: Option<Carrier>) -> Self {
         let out = carrier.as_ref().and_then(|c| c.out);
         let mapped = carrier.as_ref().is_some_and(|c| c.mapped);
+        let (tenant, sockets) = match carrier {
+            Some(c) => (c.tenant, Some(Sockets::new(c.sockets))),
+            None => (super::tenant(holder.pid), None),
+        };
         Member {
             // The namespace may have changed since the hello; an unreadable one stays as it was.
             holder: Holder {
@@ -49,24 +77,31 @@ impl Member {
             connected,
             mapped,
             out,
-            sockets: carrier.map(|c| c.sockets.into_iter().collect()),
+            sockets,
+            tenant,
         }
     }
 
-    /// Inodes of its sockets, one per descriptor.
+    /// Inodes of its sockets.
     fn inodes(&self) -> impl Iterator<Item = u64> + '_ {
-        self.sockets.iter().flat_map(|s| s.values().copied())
+        let sockets = self.sockets.iter();
+        sockets.flat_map(|s| s.by_inode.keys().copied())
+    }
+
+    /// The descriptors of this socket.
+    fn fds(&self, inode: u64) -> &[u32] {
+        let fds = self.sockets.as_ref().and_then(|s| s.by_inode.get(&inode));
+        fds.map_or(&[], Vec::as_slice)
     }
 
     fn holds(&self, inode: u64) -> bool {
-        self.inodes().any(|i| i == inode)
+        !self.fds(inode).is_empty()
     }
 
     /// Does it hold this socket now? Reads `/proc` again.
     fn still_holds(&self, inode: u64) -> bool {
-        let all = self.sockets.iter().flatten();
-        let mut fds = all.filter(|s| *s.1 == inode).map(|s| *s.0);
-        fds.any(|fd| proc::socket_at(self.holder.pid, fd) == Some(inode))
+        let mut fds = self.fds(inode).iter();
+        fds.any(|fd| proc::socket_at(self.holder.pid, *fd) == Some(inode))
     }
 }
 
@@ -76,11 +111,11 @@ struct Kin {
     members: Vec<Member>,
 }
 
-/// Makes all rows. `waiting`: registrations that wait for their other end.
+/// Makes all rows. `waiting`: registrations that wait for their other end. `given`: the lanes that this daemon has given.
 pub(crate) fn rows(
     families: Vec<Snapshot>,
     census: Census,
-    waiting: &HashSet<(ClientId, u32, u32)>,
+    (waiting, given): (&HashSet<(ClientId, u32, u32)>, &Given),
     alone: bool,
 ) -> Unnamed {
     let Census {
@@ -93,37 +128,40 @@ pub(crate) fn rows(
     let kernel = Kernel::read(&namespaces);
     let mut held: BTreeMap<u64, Vec<&Member>> = BTreeMap::new();
     for m in members() {
-        let mut inodes: Vec<u64> = m.inodes().collect();
-        inodes.sort_unstable();
-        inodes.dedup(); // a socket may have several descriptors
-        for i in inodes {
+        for i in m.inodes() {
             held.entry(i).or_default().push(m);
         }
     }
-    let mut all = Vec::new();
-    let (mut full, mut shown) = (HashSet::new(), HashMap::new());
+    let mut found = Found::new(ROWS_MAX);
+    let mut full = HashSet::new();
     for k in &kins {
-        let room = k.tracked(&kernel, waiting, &mut shown, &mut all);
+        let room = k.tracked(&kernel, waiting, &mut found);
         if !room {
             full.extend(k.members.iter().map(|m| m.holder.pid));
         }
     }
     for wait in CONFIRM_MS {
-        let late: Vec<&Kin> = kins.iter().filter(|k| k.misses(&kernel, &shown)).collect();
+        let late: Vec<&Kin> = kins.iter().filter(|k| k.misses(&kernel, &found)).collect();
         if late.is_empty() {
             break;
         }
         std::thread::sleep(Duration::from_millis(wait));
         for k in late {
-            k.tracked(&kernel, waiting, &mut shown, &mut all);
+            k.tracked(&kernel, waiting, &mut found);
         }
     }
-    for (inode, members) in held.iter().filter(|h| !shown.contains_key(h.0)) {
+    for (inode, members) in &held {
+        if found.shown.contains_key(inode) {
+            continue;
+        }
         let member = members.iter().find(|m| m.mapped && m.still_holds(*inode));
         if let (Some(s), Some(m)) = (kernel.socket(*inode), member) {
-            all.push(untracked(s, m, full.contains(&m.holder.pid)));
+            found.add(&m.tenant, *inode, || {
+                untracked(s, m, full.contains(&m.holder.pid))
+            });
         }
     }
+    let mut all = found.all;
     for e in &mut all {
         let pids = held.get(&e.row.inode).into_iter().flatten();
         e.row.pids = pids.map(|m| m.holder.pid).collect();
@@ -131,7 +169,7 @@ pub(crate) fn rows(
             e.row.pids.insert(0, e.row.pid);
         }
     }
-    view::link_ends(&mut all);
+    view::link_ends(&mut all, given);
     let ours = members().map(|m| m.holder.pid).collect();
     let lost = ends::lost(&all, &kernel);
     Unnamed {
@@ -141,6 +179,45 @@ pub(crate) fn rows(
         unmanaged,
         alone,
         lost,
+    }
+}
+
+/// The rows so far.
+struct Found {
+    all: Vec<Entry>,
+    /// Where each socket's row is. `None`: its tenant has as many as it may have.
+    shown: HashMap<u64, Option<usize>>,
+    /// How many rows each tenant has, and where the last one is.
+    tenants: HashMap<String, (usize, usize)>,
+    most: usize,
+}
+
+impl Found {
+    fn new(most: usize) -> Found {
+        Found {
+            all: Vec::new(),
+            shown: HashMap::new(),
+            tenants: HashMap::new(),
+            most,
+        }
+    }
+
+    /// Adds the row of a socket that has none, or counts it in the last row of its tenant.
+    fn add(&mut self, tenant: &str, inode: u64, row: impl FnOnce() -> Entry) {
+        if !self.tenants.contains_key(tenant) {
+            self.tenants.insert(tenant.to_owned(), (0, 0));
+        }
+        let Some((rows, last)) = self.tenants.get_mut(tenant) else {
+            return;
+        };
+        if *rows >= self.most {
+            self.all[*last].row.left_out += 1;
+            self.shown.insert(inode, None);
+            return;
+        }
+        (*rows, *last) = (*rows + 1, self.all.len());
+        self.shown.insert(inode, Some(self.all.len()));
+        self.all.push(row());
     }
 }
 
@@ -197,9 +274,9 @@ fn kins(families: Vec<Snapshot>, carriers: Vec<Carrier>) -> Vec<Kin> {
 
 impl Kin {
     /// Does the family have a table, and a member hold a TCP socket that is not shown?
-    fn misses(&self, kernel: &Kernel, shown: &HashMap<u64, usize>) -> bool {
+    fn misses(&self, kernel: &Kernel, found: &Found) -> bool {
         let missed = |m: &Member, i| {
-            !shown.contains_key(&i) && kernel.socket(i).is_some() && m.still_holds(i)
+            !found.shown.contains_key(&i) && kernel.socket(i).is_some() && m.still_holds(i)
         };
         let mut mapped = self.members.iter().filter(|m| m.mapped);
         self.family.is_some() && mapped.any(|m| m.inodes().any(|i| missed(m, i)))
@@ -210,8 +287,7 @@ impl Kin {
         &self,
         kernel: &Kernel,
         waiting: &HashSet<(ClientId, u32, u32)>,
-        shown: &mut HashMap<u64, usize>,
-        all: &mut Vec<Entry>,
+        found: &mut Found,
     ) -> bool {
         let Some(family) = &self.family else {
             return true;
@@ -229,18 +305,21 @@ impl Kin {
             // Of two entries for one socket, that of a process that passed it on and kept a copy (`Left`) gives
             // way to that of the process that received it.
             let left = Reason::Left.code();
-            let at = shown.get(&v.inode).copied();
-            if at.is_none_or(|at| all[at].row.reason == left && v.reason != left) {
+            let at = found.shown.get(&v.inode).copied();
+            let gives_way = |at: Option<usize>| {
+                at.is_some_and(|at| found.all[at].row.reason == left && v.reason != left)
+            };
+            if at.is_none_or(gives_way) {
                 let waits = waiting.contains(&(m.holder.client, v.index, v.gen));
                 v.reason = reason(v, m.connected, waits, tcp, now_ms);
                 let mut e = view::entry(v, &m.holder);
-                place(&mut e, tcp, m.sockets.is_some());
-                match at {
-                    Some(at) => all[at] = e,
-                    None => {
-                        shown.insert(v.inode, all.len());
-                        all.push(e);
+                place(&mut e, tcp, m.sockets.is_some(), kernel);
+                match at.flatten() {
+                    Some(at) => {
+                        e.row.left_out = found.all[at].row.left_out;
+                        found.all[at] = e;
                     }
+                    None => found.add(&m.tenant, v.inode, || e),
                 }
             }
         }
@@ -252,7 +331,7 @@ impl Kin {
         let own = |m: &&Member| v.holders.contains(&m.holder.own_pid);
         if v.flags & flag::NAMED == 0 {
             let fd = v.fd.checked_sub(1)?;
-            let at = |m: &Member| m.sockets.as_ref()?.get(&fd).copied();
+            let at = |m: &Member| m.sockets.as_ref()?.by_fd.get(&fd).copied();
             let mut found = self.members.iter().filter(own).filter_map(at);
             v.inode = found.find(|i| kernel.socket(*i).is_some())?;
         }
@@ -263,9 +342,11 @@ impl Kin {
             return holder;
         }
         // For members whose descriptors cannot be read only the table tells what they hold. It is trusted only if
-        // a connected process uses it.
+        // a connected process uses it, and of sockets that are there: a process can see to it that the time is too short
+        // for its descriptors, and write what it likes into the table.
         let vouched = self.members.iter().any(|m| m.connected);
-        let hidden = |m: &&Member| vouched && m.sockets.is_none();
+        let hidden =
+            |m: &&Member| vouched && m.sockets.is_none() && kernel.has(m.holder.netns, v.inode);
         let mut hidden = self.members.iter().filter(hidden);
         hidden.clone().find(own).or_else(|| {
             let known: Vec<Holder> = hidden.clone().map(|m| m.holder.clone()).collect();
@@ -276,8 +357,12 @@ impl Kin {
 }
 
 /// Sets state and addresses as the kernel has them. `looked`: the holder's descriptors were read.
-fn place(e: &mut Entry, tcp: Option<&tcp::Socket>, looked: bool) {
+fn place(e: &mut Entry, tcp: Option<&tcp::Socket>, looked: bool, kernel: &Kernel) {
     let Some(s) = tcp else {
+        // The addresses are those of the table only, and link it to no other row.
+        if kernel.has_rows(e.row.netns) {
+            (e.local, e.peer) = (None, None);
+        }
         // Held, but in no table of the kernel: reset, or not connected. (With a lane it must be connected; then it
         // is in a namespace that was not read.)
         if looked && e.row.state != "INIT" && e.row.up == "none" {
@@ -384,6 +469,7 @@ fn now_ms() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::SocketAddr;
 
     /// A registration that is not waiting any more; its answer is not read, because the program makes no call.
     fn answered(holders: &[u32]) -> View {
@@ -415,5 +501,56 @@ mod tests {
             ..answered(&[7, 8])
         };
         assert_eq!(said(&young), Some(Reason::Young));
+    }
+
+    /// Its descriptors cannot be read: of what its table says, only sockets count that its namespace has.
+    #[test]
+    fn a_table_makes_no_sockets() {
+        let member = Member {
+            holder: Holder {
+                client: ClientId(1),
+                pid: 7,
+                own_pid: 7,
+                netns: 1,
+                comm: "forger".into(),
+            },
+            connected: true,
+            mapped: true,
+            out: None,
+            sockets: None,
+            tenant: String::new(),
+        };
+        let kin = Kin {
+            family: None,
+            members: vec![member],
+        };
+        let kernel = Kernel::of([(1, 10), (2, 20)]);
+        let shown = |inode| {
+            let mut view = View {
+                flags: flag::NAMED,
+                inode,
+                holders: vec![7],
+                ..View::default()
+            };
+            kin.name(&mut view, &kernel).is_some()
+        };
+        assert!(shown(10));
+        assert!(!shown(20), "in a namespace that is not its own");
+        assert!(!shown(30), "nowhere");
+    }
+
+    #[test]
+    fn a_tenant_has_so_many_rows() {
+        let mut found = Found::new(2);
+        let none = SocketAddr::from(([0, 0, 0, 0], 0));
+        let row = || Entry::untracked(Row::default(), none, None);
+        for (n, tenant) in ["a", "a", "b", "a", "a", "b"].into_iter().enumerate() {
+            found.add(tenant, n as u64, row);
+        }
+        let left_out: Vec<u64> = found.all.iter().map(|e| e.row.left_out).collect();
+        assert_eq!(left_out, [0, 2, 0, 0]);
+        assert_eq!(found.shown.len(), 6, "none of them is looked for again");
+        let sockets = Sockets::new(vec![(3, 10), (4, 11), (5, 10)]);
+        assert_eq!(sockets.by_inode[&10], [3, 5]);
     }
 }

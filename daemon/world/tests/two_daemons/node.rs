@@ -340,7 +340,7 @@ impl Node {
         if now >= d.swept + 100_000_000 {
             d.swept = now;
             d.core.tick_across();
-            d.core.sweep();
+            while d.core.sweep() {}
         }
         d.look_at_inherited(&self.machine, rng);
         d.look_for_unseen_closes(&self.machine, rng);
