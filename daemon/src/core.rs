@@ -26,7 +26,9 @@ use crate::clients::family::{Family, Totals};
 use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::limits::{self, Cgroup, Cgroups};
 use crate::clients::looks::Looks;
+use crate::clients::newcomers::{self, Newcomers};
 use crate::clients::notice::Notice;
+use crate::clients::tenant;
 use crate::clients::view::{Holder, Snapshot};
 use crate::config::Config;
 use crate::core::counters::Counters;
@@ -49,7 +51,7 @@ use lane::family::{state, TABLE_BYTES};
 use lane::proto::msg::{ToDaemon, ToShim};
 use lane::proto::reason::Reason;
 use register::Registration;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -103,7 +105,7 @@ pub struct Core<V: Provider = Ibv> {
     pub counters: Counters,
     next_client: u64,
     /// Connections that have not said hello yet.
-    pub unauthenticated: Rc<Cell<usize>>,
+    pub newcomers: Rc<Newcomers>,
     /// Clients with a control connection.
     connected: usize,
     /// Does this daemon leave when idle? Then processes may ask it to stay.
@@ -194,7 +196,7 @@ impl<V: Provider> Core<V> {
             events: Events::default(),
             counters: Counters::default(),
             next_client: 1,
-            unauthenticated: Rc::default(),
+            newcomers: Newcomers::new(newcomers::places()),
             connected: 0,
             leaves: false,
             dir: None,
@@ -229,7 +231,7 @@ impl<V: Provider> Core<V> {
                 self.retire_predecessors(process.id);
                 let member = self
                     .cgroups
-                    .get(&process.cgroup)
+                    .get(&tenant::of(&process.cgroups, process.uid))
                     .enter()
                     .ok_or(Reason::Limit)?;
                 let id = ClientId(self.next_client);

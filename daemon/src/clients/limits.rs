@@ -10,9 +10,6 @@ use std::sync::{Arc, Weak};
 /// they are, its control connections are not read.
 const JOBS: u32 = 64;
 
-/// Most connections of one cgroup that have not said hello: a quarter of all, so that it keeps nobody else out.
-const HELLOS: u32 = 1024;
-
 /// Limits per cgroup, from the configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -80,7 +77,6 @@ pub struct Cgroup {
     dialing: AtomicU32,
     jobs: AtomicU32,
     takeovers: AtomicU32,
-    hellos: AtomicU32,
     refused: Arc<Refusals>,
     pub resume: tokio::sync::Notify,
 }
@@ -159,13 +155,6 @@ impl Cgroup {
             .then(|| TakeoverSeat(self.clone()))
     }
 
-    /// May another connection of this cgroup be waited for until it says hello? Counted until the guard is dropped.
-    pub fn newcomer(self: &Arc<Self>) -> Option<Newcomer> {
-        let taken = take(&self.hellos, HELLOS);
-        self.count(Limit::Hellos, taken)
-            .then(|| Newcomer(self.clone()))
-    }
-
     /// Returns when a job may be started.
     pub async fn unsaturated(&self) {
         loop {
@@ -239,16 +228,6 @@ impl Drop for TakeoverSeat {
     }
 }
 
-/// A connection of a cgroup that has not said hello.
-#[derive(Debug)]
-pub struct Newcomer(Arc<Cgroup>);
-
-impl Drop for Newcomer {
-    fn drop(&mut self) {
-        give(&self.0.hellos);
-    }
-}
-
 /// A helper job of a cgroup.
 #[derive(Debug)]
 pub struct Job(Arc<Cgroup>);
@@ -291,7 +270,6 @@ impl Cgroups {
             dialing: AtomicU32::new(0),
             jobs: AtomicU32::new(0),
             takeovers: AtomicU32::new(0),
-            hellos: AtomicU32::new(0),
             refused: self.refused.clone(),
             resume: tokio::sync::Notify::new(),
         });
@@ -334,21 +312,6 @@ mod tests {
         assert!(g.enter().is_some());
         assert!(Arc::ptr_eq(&g, &all.get("/a")));
         assert!(all.get("/b").take_lane(), "another cgroup has its own");
-    }
-
-    #[test]
-    fn newcomers_keep_only_their_own_out() {
-        let all = Cgroups::new(Limits {
-            lanes: 1,
-            memory: 1,
-            clients: 1,
-        });
-        let come = |name| all.get(name).newcomer();
-        let mut first: Vec<_> = (0..HELLOS).map(|_| come("/a").unwrap()).collect();
-        assert!(come("/a").is_none() && come("/b").is_some());
-        assert_eq!(all.refused.all().iter().sum::<u64>(), 1);
-        first.pop();
-        assert!(come("/a").is_some());
     }
 
     /// Each limit counts what it refuses, and nothing else.

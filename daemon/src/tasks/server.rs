@@ -4,6 +4,7 @@ mod dial;
 
 use crate::clients::control::Control;
 use crate::clients::limits::{Cgroup, Limit};
+use crate::clients::tenant;
 use crate::core::{Hello, Shared};
 use crate::lanes::groups::Violation;
 use crate::os::fds::{self, Foreign};
@@ -27,9 +28,11 @@ use tokio::io::Interest;
 use tracing::Instrument;
 use underpass_admin::proc;
 
-/// How long a connection may take to say hello, and how many may be doing so.
+/// How long a connection may take to say hello.
 const HELLO_TIME: Duration = Duration::from_secs(10);
-const UNAUTHENTICATED: usize = 4096;
+/// Connections that are accepted before it is the others' turn. (Processes that only connect and close fill the queue
+/// faster than it is emptied, and `readable` does not wait while there is something in it.)
+const ACCEPTS: usize = 16;
 /// Most messages that are read from an ended connection: more than its queue can hold.
 const MESSAGES_PER_TURN: usize = 1024;
 /// Messages that are handled for one shim before it is the others' turn.
@@ -52,7 +55,10 @@ pub fn listen(path: &Path) -> Result<OwnedFd, Errno> {
 /// Accepts for ever.
 pub async fn serve(shared: Shared, sock: OwnedFd) -> std::io::Result<()> {
     let sock = fds::watch(sock, Interest::READABLE)?;
-    loop {
+    for n in 1_usize.. {
+        if n.is_multiple_of(ACCEPTS) {
+            tokio::task::yield_now().await;
+        }
         let mut ready = sock.readable().await?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let conn = match rustix::net::accept_with(sock.get_ref(), flags) {
@@ -71,34 +77,29 @@ pub async fn serve(shared: Shared, sock: OwnedFd) -> std::io::Result<()> {
         drop(ready);
         meet(&shared, Foreign::new(conn), proc::now_ticks());
     }
+    Ok(())
 }
 
 /// Serves a connection that was made just now, at tick `accepted`.
 pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
-    let unauthenticated = shared.borrow().unauthenticated.clone();
-    if unauthenticated.get() >= UNAUTHENTICATED {
+    let (newcomer, full) = shared
+        .borrow()
+        .newcomers
+        .enter(&tenant::of_peer(conn.as_fd()));
+    if full {
         shared.borrow().cgroups.refused.count(Limit::Hellos);
-        return;
     }
-    // (One that has ended meanwhile counts with all others that have.)
-    let from = sockopt::peer_cred(conn.as_fd()).ok();
-    let from = from.and_then(|c| proc::cgroups(u32::try_from(c.pid).ok()?));
-    let from = from.map_or(String::new(), |c| proc::cgroup_key(&c));
-    let Some(newcomer) = shared.borrow().cgroups.get(&from).newcomer() else {
-        return;
-    };
-    unauthenticated.set(unauthenticated.get() + 1);
     let shared = shared.clone();
     tokio::task::spawn_local(async move {
         let control = match Control::new(conn) {
             Ok(c) => Rc::new(c),
-            Err(e) => {
-                unauthenticated.set(unauthenticated.get().saturating_sub(1));
-                return tracing::warn!("control connection: {e}");
-            }
+            Err(e) => return tracing::warn!("control connection: {e}"),
         };
-        let accepted = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted)).await;
-        unauthenticated.set(unauthenticated.get().saturating_sub(1));
+        let greeted = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted));
+        let accepted = tokio::select! {
+            accepted = greeted => accepted,
+            () = newcomer.has_to_leave() => return,
+        };
         drop(newcomer);
         if let Ok(Some((id, cgroup))) = accepted {
             let span = shared.borrow().span(id);
@@ -203,7 +204,8 @@ async fn greet(
             if matches!(e, process::Error::Gone) {
                 // That is nobody's fault, and nobody hears an answer.
                 if let Some(fd) = dialing {
-                    left_behind(shared, fd);
+                    let who = sockopt::peer_cred(control.sock.get_ref().as_fd());
+                    left_behind(shared, fd, who.map_or(u32::MAX, |c| c.uid));
                 }
                 return None;
             }
@@ -239,8 +241,8 @@ async fn greet(
 
 /// A process that ended before its hello was read (as servers do that go to the background) may have left its
 /// children a dialing descriptor. It is not known any more which cgroup the process was in.
-fn left_behind(shared: &Shared, dialing: Foreign) {
-    let seat = shared.borrow().cgroups.get("").seat();
+fn left_behind(shared: &Shared, dialing: Foreign, uid: u32) {
+    let seat = shared.borrow().cgroups.get(&tenant::ended(uid)).seat();
     if let Some(seat) = seat {
         dial::serve(shared, dialing, seat);
     }
