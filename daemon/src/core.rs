@@ -15,6 +15,7 @@ mod recovered;
 pub mod register;
 mod remote;
 mod resets;
+pub(crate) mod sweep;
 mod tables;
 pub(crate) mod takeover;
 
@@ -24,9 +25,10 @@ use crate::clients::control::Control;
 use crate::clients::families::Families;
 use crate::clients::family::{Family, Totals};
 use crate::clients::ids::{ClientId, ConnRef};
+use crate::clients::limits::defaults::{self, Machine};
 use crate::clients::limits::{self, Cgroup, Cgroups};
 use crate::clients::looks::Looks;
-use crate::clients::newcomers::{self, Newcomers};
+use crate::clients::newcomers::Newcomers;
 use crate::clients::notice::Notice;
 use crate::clients::tenant;
 use crate::clients::view::{Holder, Snapshot};
@@ -196,7 +198,7 @@ impl<V: Provider> Core<V> {
             events: Events::default(),
             counters: Counters::default(),
             next_client: 1,
-            newcomers: Newcomers::new(newcomers::places()),
+            newcomers: Newcomers::new(defaults::newcomers(&Machine::here())),
             connected: 0,
             leaves: false,
             dir: None,
@@ -567,14 +569,6 @@ impl<V: Provider> Core<V> {
     fn of_family(&self, family: Ident) -> impl Iterator<Item = &Client> {
         let all = self.clients.values();
         all.filter(move |p| p.family.ident == family)
-    }
-
-    /// Drops what belongs to connections and lanes that ended without a message.
-    pub fn sweep(&mut self) {
-        let clients = &self.clients;
-        self.waiting.sweep(|c| alive(clients, c));
-        self.sweep_across();
-        self.rails(|r| r.sweep());
     }
 }
 

@@ -5,12 +5,14 @@ use crate::admin::gate::Gate;
 use crate::clients::adopt;
 use crate::clients::idle;
 use crate::config::Config;
+use crate::core::sweep::AT_ONCE;
 use crate::core::{Core, Shared};
 use crate::dataplane::rail::Rails;
 use crate::dataplane::thread::Thread;
 use crate::metrics::{gather, http};
 use crate::nodes::peers::directory::{ClusterDirectory, Directory, PORT};
 use crate::os::fds;
+use crate::os::held;
 use crate::os::system::Machine;
 use crate::pods::runtime;
 use crate::tasks::channels;
@@ -410,7 +412,13 @@ fn serve_metrics(core: &Shared, options: &Options) -> Result<(), Error> {
 async fn sweep(core: &Shared) {
     loop {
         tokio::time::sleep(SWEEP).await;
-        core.borrow_mut().sweep();
+        let turn = core.borrow_mut().waiting_in_turn();
+        for some in turn.chunks(AT_ONCE) {
+            core.borrow_mut().sweep_waiting(some);
+            tokio::task::yield_now().await;
+        }
+        core.borrow_mut().sweep_rest();
+        let _ = tokio::task::spawn_blocking(held::count).await; // what it counts, it keeps
         lookups::look_at_unprovable(core).await;
         lookups::prune_recovered(core).await;
         readings::fade(core).await;

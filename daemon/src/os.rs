@@ -9,6 +9,7 @@ pub(crate) mod cgroup2;
 mod closer;
 pub(crate) mod diag;
 pub mod fds;
+pub(crate) mod held;
 pub(crate) mod locality;
 pub mod memfd;
 pub(crate) mod namespaces;

@@ -2,46 +2,13 @@
 
 mod common;
 use common::*;
-use std::ffi::CString;
+use lane::proto::msg::{ToDaemon, ToShim};
+use lane::proto::reason::Reason;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 use underpass_admin::{Request, Response};
-
-/// Where a control socket is, for processes that may make system calls only.
-#[derive(Clone, Copy)]
-struct At(libc::sockaddr_un);
-
-impl At {
-    fn of(dir: &Path) -> At {
-        let path = dir.join("control.sock");
-        let path = CString::new(path.as_os_str().as_bytes()).unwrap();
-        // SAFETY: all-zero is a valid address.
-        let mut a: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-        a.sun_family = libc::AF_UNIX as u16;
-        for (to, from) in a.sun_path.iter_mut().zip(path.as_bytes()) {
-            *to = *from as _;
-        }
-        At(a)
-    }
-
-    /// Connects, and makes only system calls; -1: that did not work.
-    fn connect(&self) -> i32 {
-        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-        let len = std::mem::size_of_val(&self.0) as u32;
-        // SAFETY: the address lives, with its length.
-        unsafe {
-            let fd = libc::socket(libc::AF_UNIX, kind, 0);
-            if fd >= 0 && libc::connect(fd, (&raw const self.0).cast(), len) != 0 {
-                libc::close(fd);
-                return -1;
-            }
-            fd
-        }
-    }
-}
 
 /// Another tenant is served: programs get lanes, and tools answers.
 fn served(d: &Daemon, pairs: usize) {
@@ -68,14 +35,21 @@ struct Shown {
 
 impl Shown {
     fn start(more: &str) -> Shown {
+        Shown::with_files(more, None)
+    }
+
+    /// `files`: so many descriptors it may have.
+    fn with_files(more: &str, files: Option<u64>) -> Shown {
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = free.local_addr().unwrap();
         drop(free);
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("config.toml");
-        let text = format!("[metrics]\nlisten = '{at}'\n[proof]\nbpf = false\n{more}");
+        let text =
+            format!("credits = 64\n[metrics]\nlisten = '{at}'\n[proof]\nbpf = false\n{more}");
         std::fs::write(&config, text).unwrap();
-        let daemon = Daemon::public(dir.path(), &["--config", config.to_str().unwrap()]);
+        let args = ["--config", config.to_str().unwrap()];
+        let daemon = Daemon::public(dir.path(), &args, files);
         Shown {
             daemon,
             at,
@@ -102,6 +76,11 @@ impl Shown {
         all.lines().find_map(of).unwrap_or(0)
     }
 
+    /// Programs that were cut because they broke the rules.
+    fn hostile(&self) -> u64 {
+        self.counter("underpass_refused_programs_total{reason=\"bad-peer\"}")
+    }
+
     fn refusals(&self, limit: &str) -> u64 {
         self.counter(&format!(
             "underpass_limit_refusals_total{{limit=\"{limit}\"}}"
@@ -113,7 +92,7 @@ impl Shown {
 #[test]
 fn who_connects_in_a_loop_stops_nobody() {
     let tmp = tempfile::tempdir().unwrap();
-    let d = Daemon::public(tmp.path(), &["--no-bpf"]);
+    let d = Daemon::public(tmp.path(), &["--no-bpf"], None);
     let at = At::of(&d.dir);
     let loops = || {
         Stranger::start(move || {
@@ -163,4 +142,123 @@ fn silence_keeps_nobody_out() {
     let mut slow = silent;
     slow.greet();
     assert!(all.iter().all(Stranger::lives));
+}
+
+/// There is no room for what a shim sends: that is not its fault, and it may try again.
+#[test]
+fn a_lost_descriptor_is_nobodys_fault() {
+    let shown = Shown::start("");
+    let d = &shown.daemon;
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    let (c, s) = tcp();
+    let (i, j) = (a.enter(&c, true), b.enter(&s, false));
+    d.while_full(|| {
+        a.register(i, &c);
+        let (local, _, retry_ms) = a.declined(i);
+        assert_eq!(local, Reason::Limit.code());
+        assert!(retry_ms > 0);
+    });
+    a.register(i, &c);
+    b.register(j, &s);
+    offers(&mut a, &mut b);
+    assert_eq!((shown.refusals("descriptors"), shown.hostile()), (1, 0));
+}
+
+/// Connections whose last close waits (SO_LINGER, and a peer that does not read).
+fn lingering(l: &TcpListener) -> (TcpStream, TcpStream) {
+    let mut c = TcpStream::connect(l.local_addr().unwrap()).unwrap();
+    let s = accept(l);
+    rustix::net::sockopt::set_socket_send_buffer_size(&c, 1).unwrap();
+    rustix::net::sockopt::set_socket_linger(&c, Some(Duration::from_secs(600))).unwrap();
+    c.set_nonblocking(true).unwrap();
+    while c.write(&[0; 4096]).is_ok() {}
+    (c, s)
+}
+
+/// Two tenants send more descriptors than the daemon may have, none of which is closed soon.
+#[test]
+fn who_fills_the_daemon_stops_nobody() {
+    const FILES: u64 = 1024;
+    let shown = Shown::with_files("", Some(FILES));
+    let d = &shown.daemon;
+    let all: Vec<Dialer> = (0..2).filter_map(|_| Dialer::start(&d.dir)).collect();
+    if all.len() < 2 {
+        return skip();
+    }
+    let shims = |t: &Dialer| (0..8).map(|_| t.shim()).collect::<Vec<_>>();
+    let shims: Vec<Shim> = all.iter().flat_map(shims).collect();
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    raise_limit();
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::net::sockopt::set_socket_recv_buffer_size(&l, 1).unwrap();
+    // (Stopped meanwhile, so that its copies are the last ones.)
+    d.stop();
+    let mut peers = Vec::new();
+    for s in shims.iter().flat_map(|s| std::iter::repeat_n(s, 25)) {
+        let four: Vec<_> = (0..4).map(|_| lingering(&l)).collect();
+        let fds: Vec<BorrowedFd<'_>> = four.iter().map(|(c, _)| c.as_fd()).collect();
+        // A message that this daemon does not know.
+        say_bytes(&s.sock, &[99, 0, 4, 0, 1, 2, 3, 4], &fds);
+        peers.extend(four.into_iter().map(|(_, s)| s));
+    }
+    assert!(peers.len() as u64 > FILES);
+    d.resume();
+    pair(&mut a, &mut b);
+    served(d, 3);
+    let used = std::fs::read_dir(format!("/proc/{}/fd", d.pid())).unwrap();
+    let used = used.count() as u64;
+    assert!(used < FILES - FILES / 8, "{used}");
+    assert!(shown.refusals("descriptors") > 0);
+    assert_eq!(shown.hostile(), 0);
+    assert!(all.iter().all(|t| t.stranger.lives()));
+}
+
+fn raise_limit() {
+    use rustix::process::{getrlimit, setrlimit, Resource};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).unwrap();
+}
+
+/// Ends whose other ends never come.
+#[test]
+fn ends_that_wait_are_counted() {
+    const MOST: u32 = 20;
+    let shown = Shown::start(&format!("[limits]\nwaiting = {MOST}\n"));
+    let d = &shown.daemon;
+    let Some(tenant) = Dialer::start(&d.dir) else {
+        return skip();
+    };
+    let (mut one, mut other) = (tenant.shim(), tenant.shim());
+    let mut all = Vec::new();
+    for _ in 0..MOST + 10 {
+        let (c, s) = tcp();
+        let i = one.enter(&c, true);
+        one.register(i, &c);
+        all.push((c, s));
+    }
+    for _ in 0..10 {
+        let (local, retry_ms) = one.until("a refusal", |m| match *m {
+            ToShim::Decline {
+                local, retry_ms, ..
+            } => Some((local, retry_ms)),
+            _ => None,
+        });
+        assert_eq!(local, Reason::Limit.code());
+        assert!(retry_ms > 0);
+    }
+    assert_eq!(shown.refusals("waiting"), 10);
+    served(d, 3); // another tenant has its own
+                  // Each that does not wait any more gives its place back.
+    for conn in 0..MOST + 10 {
+        let gen = one.gen(conn);
+        one.say(ToDaemon::Forget { conn, gen }, &[]);
+    }
+    for conn in 0..MOST {
+        one.register(conn, &all[conn as usize].0);
+    }
+    let j = other.enter(&all[0].1, false);
+    other.register(j, &all[0].1);
+    offers(&mut one, &mut other);
+    assert_eq!(shown.refusals("waiting"), 10);
 }

@@ -6,16 +6,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use tokio::sync::Notify;
 
-/// How many are waited for, by the descriptors that this process may have: an eighth, because each is one.
-pub fn places() -> usize {
-    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let eighth = files.map_or(MOST, |n| usize::try_from(n / 8).unwrap_or(MOST));
-    eighth.clamp(FEWEST, MOST)
-}
-
-const FEWEST: usize = 64;
-const MOST: usize = 4096;
-
 /// All of them.
 pub struct Newcomers {
     most: usize,

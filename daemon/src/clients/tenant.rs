@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use underpass_admin::proc;
 
 /// Whose a process of this user is. `cgroups`: all that `/proc/PID/cgroup` says of it.
-pub fn of(cgroups: &str, uid: u32) -> String {
+pub(crate) fn of(cgroups: &str, uid: u32) -> String {
     let key = proc::cgroup_key(cgroups);
     // In these are all users: on a machine without cgroups, or without a memory controller for logins.
     match key.as_str() {
@@ -16,12 +16,12 @@ pub fn of(cgroups: &str, uid: u32) -> String {
 }
 
 /// Whose what a process has left is that has ended: its cgroup is not known any more.
-pub fn ended(uid: u32) -> String {
+pub(crate) fn ended(uid: u32) -> String {
     format!("ended, uid {uid}")
 }
 
 /// Whose the other end of a control connection is.
-pub fn of_peer(sock: BorrowedFd<'_>) -> String {
+pub(crate) fn of_peer(sock: BorrowedFd<'_>) -> String {
     let Ok(cred) = sockopt::peer_cred(sock) else {
         return String::new(); // (a Unix socket tells)
     };

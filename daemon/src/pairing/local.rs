@@ -9,10 +9,11 @@
 //! (`nodes::peers::pairing`).
 
 use crate::clients::ids::{ClientId, ConnRef};
+use crate::clients::limits::Waits;
 use crate::os::system::Clock;
 use crate::pairing::socket::{consistent, End};
 use crate::pairing::unprovable::{Seen, LOOKS, PATIENCE, UNPROVABLE_MAX};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -45,6 +46,11 @@ pub struct Waiting {
     /// By the key of the record.
     records: HashMap<(u32, u32), Vec<(ClientId, u32)>>,
     cookies: HashMap<u64, (ClientId, u32)>,
+    of_client: HashMap<ClientId, BTreeSet<u32>>,
+    /// For whom they are counted.
+    seats: HashMap<(ClientId, u32), Waits>,
+    /// Whose turn it is to be looked at.
+    turn: VecDeque<ConnRef>,
 }
 
 impl Waiting {
@@ -127,6 +133,7 @@ impl Waiting {
         if end.record.is_none() {
             self.unprovable.insert(k, (self.clock.now(), 0));
         }
+        self.of_client.entry(k.0).or_default().insert(k.1);
         self.ends.insert(k, (who, end));
     }
 
@@ -134,6 +141,13 @@ impl Waiting {
     pub fn remove(&mut self, client: ClientId, conn: u32) -> Option<(ConnRef, End)> {
         let k = (client, conn);
         let (who, end) = self.ends.remove(&k)?;
+        self.seats.remove(&k);
+        if let Some(own) = self.of_client.get_mut(&client) {
+            own.remove(&conn);
+            if own.is_empty() {
+                self.of_client.remove(&client);
+            }
+        }
         self.unprovable.remove(&k);
         drop_from(
             &mut self.tuples,
@@ -146,6 +160,13 @@ impl Waiting {
         }
         self.cookies.remove(&end.cookie);
         Some((who, end))
+    }
+
+    /// An end that waits is counted by this guard.
+    pub fn count(&mut self, who: &ConnRef, seat: Waits) {
+        if self.end(who).is_some() {
+            self.seats.insert((who.client, who.conn), seat);
+        }
     }
 
     /// What is known of an end that waits.
@@ -193,27 +214,23 @@ impl Waiting {
 
     /// A client is gone.
     pub fn remove_client(&mut self, client: ClientId) {
-        let gone: Vec<u32> = self
-            .ends
-            .keys()
-            .filter(|k| k.0 == client)
-            .map(|k| k.1)
-            .collect();
-        for conn in gone {
+        for conn in self.of_client.get(&client).cloned().unwrap_or_default() {
             self.remove(client, conn);
         }
     }
 
-    /// Drops ends whose connections were passed on, or ended without a message.
-    pub fn sweep(&mut self, alive: impl Fn(&ConnRef) -> bool) {
-        let gone: Vec<_> = self
-            .ends
-            .values()
-            .map(|(w, _)| *w)
-            .filter(|w| !alive(w))
-            .collect();
-        for w in gone {
-            self.remove(w.client, w.conn);
+    /// At most so many ends that wait; each one's turn comes.
+    pub fn in_turn(&mut self, most: usize) -> Vec<ConnRef> {
+        if self.turn.is_empty() {
+            self.turn = self.ends.values().map(|(w, _)| *w).collect();
+        }
+        self.turn.drain(..most.min(self.turn.len())).collect()
+    }
+
+    /// Drops those of these ends whose connections were passed on, or ended without a message.
+    pub fn sweep(&mut self, some: &[ConnRef], alive: impl Fn(&ConnRef) -> bool) {
+        for w in some.iter().filter(|w| !alive(w)) {
+            self.forget(*w);
         }
     }
 
@@ -460,7 +477,32 @@ mod tests {
             Verdict::Pair(who(1, 5), 4)
         );
         w.register(who(1, 9), end(A, B, 1, 7), |_| true);
-        w.sweep(|_| false);
+        let all = w.in_turn(5);
+        w.sweep(&all, |_| true);
+        assert_eq!(w.len(), 1);
+        w.sweep(&all, |_| false);
         assert!(w.is_empty());
+    }
+
+    /// Many ends are looked at in parts, and none is left out.
+    #[test]
+    fn each_has_its_turn() {
+        let mut w = Waiting::default();
+        for n in 0..10 {
+            let local = format!("10.0.0.1:{}", 1000 + n);
+            w.register(who(1 + n % 2, n as u32), end(&local, B, n, 7), |_| true);
+        }
+        let mut seen = Vec::new();
+        for most in [4, 4, 4] {
+            let some = w.in_turn(most);
+            assert!(some.len() <= most);
+            seen.extend(some.iter().map(|c| c.conn));
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..10).collect::<Vec<_>>());
+        w.remove_client(ClientId(1));
+        assert_eq!((w.len(), w.of_client.len()), (5, 1));
+        w.remove_client(ClientId(2));
+        assert!(w.is_empty() && w.of_client.is_empty() && w.tuples.is_empty());
     }
 }
