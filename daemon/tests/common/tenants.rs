@@ -14,6 +14,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
 
 /// Nobody.
 pub const NOBODY: u32 = 65_534;
@@ -230,17 +231,26 @@ impl Daemon {
                 maximum: Some(n),
             };
             // SAFETY: one system call.
-            unsafe { c.pre_exec(move || Ok(setrlimit(Resource::Nofile, less.clone())?)) };
+            unsafe { c.pre_exec(move || Ok(setrlimit(Resource::Nofile, less)?)) };
         }
         Daemon::of(&dir, c.spawn().unwrap())
     }
 
     /// Does something while it can have no further descriptor.
     pub fn while_full(&self, work: impl FnOnce()) {
-        let used = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
-        let used: HashSet<u64> = used
-            .map(|e| e.unwrap().file_name().to_str().unwrap().parse().unwrap())
-            .collect();
+        let look = || -> HashSet<u64> {
+            let all = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
+            all.map(|e| e.unwrap().file_name().to_str().unwrap().parse().unwrap())
+                .collect()
+        };
+        // What it has for a moment only (a tool's connection) is gone by then.
+        let (mut used, mut same) = (look(), 0);
+        while same < 10 {
+            std::thread::sleep(Duration::from_millis(30));
+            let now = look();
+            same = if now == used { same + 1 } else { 0 };
+            used = now;
+        }
         let first = (0..).find(|n| !used.contains(n)).unwrap();
         let before = self.limit_files(None);
         self.limit_files(Some(libc::rlimit {

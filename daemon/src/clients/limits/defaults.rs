@@ -25,6 +25,23 @@ fn part(of: u64, part: u64, least: u32, most: u32) -> u32 {
     n.clamp(least, most)
 }
 
+impl std::fmt::Display for Limits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Limits {
+            lanes,
+            memory,
+            clients,
+            waiting,
+            ..
+        } = self;
+        let mib = memory >> 20;
+        write!(
+            f,
+            "lanes = {lanes}, memory_mib = {mib}, processes = {clients}, waiting = {waiting}"
+        )
+    }
+}
+
 impl Limits {
     pub(crate) fn of(m: &Machine) -> Limits {
         Limits {
@@ -59,7 +76,8 @@ impl Machine {
         };
         let of = |n: i64| u64::try_from(n).unwrap_or(0);
         let memory = of(pages).saturating_mul(of(size));
-        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        // (At its start the daemon takes as many as it may have: `os::fds::raise_limit`.)
+        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
         let processors = std::thread::available_parallelism();
         Machine {
             memory,
@@ -99,6 +117,10 @@ mod tests {
         );
         let places = |files| newcomers(&machine(1, files, 1));
         assert_eq!((places(64), places(1024), places(1 << 20)), (64, 128, 4096));
+        assert_eq!(
+            small.to_string(),
+            "lanes = 16384, memory_mib = 65536, processes = 64, waiting = 4096"
+        );
         // Nothing is known of it.
         let none = Limits::of(&machine(0, 0, 0));
         assert!(none.lanes > 0 && none.clients > 0 && none.memory > 0 && none.jobs > 0);
