@@ -54,7 +54,7 @@ struct Args {
 /// What `--help` says of limits.
 fn limits() -> String {
     format!(
-        "Limits of each tenant (a pod, a login, a service), on this machine, unless [limits] in the configuration says\n\
+        "Limits of each tenant (a pod, a login, a service), on this machine, unless [limits] in the configuration says \
          otherwise: {}",
         Config::default().limits()
     )

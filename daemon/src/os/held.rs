@@ -126,9 +126,9 @@ mod tests {
     fn each_leaves_room() {
         let mut held = vec![0_usize; 6];
         let mut all = 0;
-        for party in &mut held[..5] {
-            while fits(*party, free(10_000, 100, all)) {
-                *party += 1;
+        for one in &mut held[..5] {
+            while fits(*one, free(10_000, 100, all)) {
+                *one += 1;
                 all += 1;
             }
         }

@@ -50,7 +50,7 @@ impl Limits {
             // Address space, which costs nothing, but for a descriptor per 16 MiB.
             memory: m.memory.saturating_mul(32).clamp(64 * GIB, 1024 * GIB),
             // Each has some four descriptors here: a control connection, a table, one to wait for its end, one to dial.
-            clients: part(m.files, 32, 64, 16_384),
+            clients: part(m.files, 16, 64, 16_384),
             // A kilobyte of ours each: a 256th of what we may use.
             waiting: part(m.own_memory, 256 * KIB, 4_096, 65_536),
             // They are busy, or waiting for a file; a sixteenth of all helpers at most.
