@@ -418,7 +418,8 @@ async fn sweep(core: &Shared) {
             tokio::task::yield_now().await;
         }
         core.borrow_mut().sweep_rest();
-        let _ = tokio::task::spawn_blocking(held::count).await; // what it counts, it keeps
+        // (Nobody waits for it: all helpers may be busy for long.)
+        drop(tokio::task::spawn_blocking(held::count));
         lookups::look_at_unprovable(core).await;
         lookups::prune_recovered(core).await;
         readings::fade(core).await;
