@@ -1,5 +1,6 @@
 //! The daemon's configuration: a TOML file, over it the command line.
 
+use crate::clients::limits::defaults::Machine;
 use crate::clients::limits::Limits;
 use crate::nodes::peers::directory::{self, FileDirectory, Listed};
 use crate::pairing::bpf::ProofConfig;
@@ -149,15 +150,17 @@ pub struct LanesConfig {
     pub probe_s: u16,
 }
 
-/// Per cgroup; in Kubernetes, per pod.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
+/// Per tenant: in Kubernetes, per pod. What is not said depends on the machine ([`crate::clients::limits::defaults`]).
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields)]
 pub struct LimitsConfig {
-    pub lanes: u32,
+    pub lanes: Option<u32>,
     /// Address space reserved for rings. Pages cost memory only when used, and the process that
     /// uses them pays.
-    pub memory_mib: u64,
-    pub processes: u32,
+    pub memory_mib: Option<u64>,
+    pub processes: Option<u32>,
+    /// Ends that wait for their other ends.
+    pub waiting: Option<u32>,
 }
 
 /// Connections that stay on TCP.
@@ -217,16 +220,6 @@ impl Default for MetricsConfig {
             listen: String::new(),
             per_pod: PerPod::Namespace,
             pods_max: 500,
-        }
-    }
-}
-
-impl Default for LimitsConfig {
-    fn default() -> Self {
-        LimitsConfig {
-            lanes: 262_144,
-            memory_mib: 1 << 20,
-            processes: 16_384,
         }
     }
 }
@@ -332,10 +325,14 @@ impl Config {
     }
 
     pub fn limits(&self) -> Limits {
+        let (said, here) = (&self.limits, Limits::of(&Machine::here()));
+        let memory = said.memory_mib.map(|m| m.saturating_mul(1 << 20));
         Limits {
-            lanes: self.limits.lanes,
-            memory: self.limits.memory_mib.saturating_mul(1 << 20),
-            clients: self.limits.processes,
+            lanes: said.lanes.unwrap_or(here.lanes),
+            memory: memory.unwrap_or(here.memory),
+            clients: said.processes.unwrap_or(here.clients),
+            waiting: said.waiting.unwrap_or(here.waiting),
+            jobs: here.jobs,
         }
     }
 }
@@ -361,7 +358,11 @@ mod tests {
             "ring_log2 = 12\n[limits]\nlanes = 7\n[exclude]\nports = [22]\naddresses = ['10.0.0.1']",
         )
         .unwrap();
-        assert_eq!((c.ring_log2, c.ring_max_log2, c.limits.lanes), (12, 22, 7));
+        assert_eq!(
+            (c.ring_log2, c.ring_max_log2, c.limits().lanes),
+            (12, 22, 7)
+        );
+        assert_eq!(c.limits().clients, Config::default().limits().clients);
         assert!(toml::from_str::<Config>("ring_lgo2 = 12").is_err());
         let a = |s: &str| s.parse().unwrap();
         assert!(c.exclude.covers("x", [a("1.1.1.1:5"), a("1.1.1.2:22")]));

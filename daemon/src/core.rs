@@ -15,6 +15,7 @@ mod recovered;
 pub mod register;
 mod remote;
 mod resets;
+mod sweep;
 mod tables;
 pub(crate) mod takeover;
 
@@ -24,9 +25,12 @@ use crate::clients::control::Control;
 use crate::clients::families::Families;
 use crate::clients::family::{Family, Totals};
 use crate::clients::ids::{ClientId, ConnRef};
+use crate::clients::limits::defaults::{self, Machine};
 use crate::clients::limits::{self, Cgroup, Cgroups};
 use crate::clients::looks::Looks;
+use crate::clients::newcomers::Newcomers;
 use crate::clients::notice::Notice;
+use crate::clients::tenant;
 use crate::clients::view::{Holder, Snapshot};
 use crate::config::Config;
 use crate::core::counters::Counters;
@@ -49,7 +53,7 @@ use lane::family::{state, TABLE_BYTES};
 use lane::proto::msg::{ToDaemon, ToShim};
 use lane::proto::reason::Reason;
 use register::Registration;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -103,7 +107,7 @@ pub struct Core<V: Provider = Ibv> {
     pub counters: Counters,
     next_client: u64,
     /// Connections that have not said hello yet.
-    pub unauthenticated: Rc<Cell<usize>>,
+    pub newcomers: Rc<Newcomers>,
     /// Clients with a control connection.
     connected: usize,
     /// Does this daemon leave when idle? Then processes may ask it to stay.
@@ -194,7 +198,7 @@ impl<V: Provider> Core<V> {
             events: Events::default(),
             counters: Counters::default(),
             next_client: 1,
-            unauthenticated: Rc::default(),
+            newcomers: Newcomers::new(defaults::newcomers(&Machine::here())),
             connected: 0,
             leaves: false,
             dir: None,
@@ -229,7 +233,7 @@ impl<V: Provider> Core<V> {
                 self.retire_predecessors(process.id);
                 let member = self
                     .cgroups
-                    .get(&process.cgroup)
+                    .get(&tenant::of(&process.cgroups, process.uid))
                     .enter()
                     .ok_or(Reason::Limit)?;
                 let id = ClientId(self.next_client);
@@ -565,17 +569,6 @@ impl<V: Provider> Core<V> {
     fn of_family(&self, family: Ident) -> impl Iterator<Item = &Client> {
         let all = self.clients.values();
         all.filter(move |p| p.family.ident == family)
-    }
-
-    /// Drops what belongs to connections and lanes that ended without a message: a step of it. `true`: there is more to do.
-    pub fn sweep(&mut self) -> bool {
-        let clients = &self.clients;
-        if self.waiting.sweep(|c| alive(clients, c)) {
-            return true;
-        }
-        self.sweep_across();
-        self.rails(|r| r.sweep());
-        false
     }
 }
 

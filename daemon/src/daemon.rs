@@ -11,6 +11,7 @@ use crate::dataplane::thread::Thread;
 use crate::metrics::{gather, http};
 use crate::nodes::peers::directory::{ClusterDirectory, Directory, PORT};
 use crate::os::fds;
+use crate::os::held;
 use crate::os::system::Machine;
 use crate::pods::runtime;
 use crate::tasks::channels;
@@ -414,6 +415,8 @@ async fn sweep(core: &Shared) {
         while core.borrow_mut().sweep() {
             tokio::task::yield_now().await;
         }
+        // (Nobody waits for it: all helpers may be busy for long.)
+        drop(tokio::task::spawn_blocking(held::count));
         lookups::look_at_unprovable(core).await;
         lookups::prune_recovered(core).await;
         readings::fade(core).await;

@@ -26,7 +26,7 @@ use underpassd::daemon::{run, Options};
 
 /// Pairs the ends of TCP connections on this node and makes the link groups that carry them.
 #[derive(Parser)]
-#[command(name = "underpassd", version, args_conflicts_with_subcommands = true)]
+#[command(name = "underpassd", version, args_conflicts_with_subcommands = true, after_help = limits())]
 struct Args {
     #[command(subcommand)]
     command: Option<Command>,
@@ -49,6 +49,15 @@ struct Args {
     /// Do without the BPF proof: pair ends inside one network namespace only
     #[arg(long)]
     no_bpf: bool,
+}
+
+/// What `--help` says of limits.
+fn limits() -> String {
+    format!(
+        "Limits of each tenant (a pod, a login, a service), on this machine, unless [limits] in the configuration says \
+         otherwise: {}",
+        Config::default().limits()
+    )
 }
 
 #[derive(Subcommand)]

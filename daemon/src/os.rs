@@ -10,6 +10,7 @@ mod closer;
 mod conntrack;
 pub(crate) mod diag;
 pub mod fds;
+pub(crate) mod held;
 pub(crate) mod locality;
 pub mod memfd;
 pub(crate) mod namespaces;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use underpass_tests::harness::peers::Echo;
 use underpass_tests::harness::{until, Daemon, Place, PATIENCE};
 use underpassd::clients::family::Family;
+use underpassd::os::fds::Foreign;
 use underpassd::os::wire::{self, Incoming};
 
 /// Refuses everybody, and hands out the tables that it is shown.
@@ -32,7 +33,8 @@ fn refusing(dir: &Path, reason: Reason) -> Result<mpsc::Receiver<Family>> {
         let conn = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(raw) };
         let mut buf = [0; MAX];
         wait(&conn);
-        let Ok(Incoming::Message { len, fds }) = wire::recv(conn.as_fd(), &mut buf) else {
+        let conn = Foreign::new(conn);
+        let Ok(Incoming::Message { len, fds, .. }) = wire::recv(&conn, &mut buf) else {
             continue;
         };
         let hello = ToDaemon::decode(&buf[..len]);

@@ -48,6 +48,7 @@ fn stats_as_table_and_json() {
                 messages_sent: 2000,
                 messages_received: 1999,
                 links_failed: 3,
+                ..RailStats::default()
             },
             RailStats {
                 device: "mlx5_1".into(),

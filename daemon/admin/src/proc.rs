@@ -208,8 +208,8 @@ pub fn cgroups(pid: u32) -> Option<String> {
 }
 
 /// Of that, the cgroup that limits are counted for. It stands for the container or pod: the memory controller's where hierarchies
-/// are many, else the unified one; cut below the pod, whose containers share its limits, and below a user's slice, where the
-/// user may make as many as it likes.
+/// are many, else the unified one; cut below the first that is one party's, which may make as many below it as it likes: a
+/// pod, a user's slice, a scope, a service or a container.
 pub fn cgroup_key(text: &str) -> String {
     let mut unified = "";
     let mut memory = None;
@@ -226,12 +226,14 @@ pub fn cgroup_key(text: &str) -> String {
     }
     let path = memory.unwrap_or(unified);
     let mut key = String::new();
+    let mut above = "";
     for part in path.split('/').filter(|p| !p.is_empty()) {
         key.push('/');
         key.push_str(part);
-        if is_pod(part) || is_user(part) {
+        if is_pod(part) || is_user(part) || is_unit(part) || is_container(part, above) {
             break;
         }
+        above = part;
     }
     if key.is_empty() {
         key.push('/');
@@ -245,6 +247,18 @@ fn is_user(part: &str) -> bool {
         .strip_prefix("user-")
         .and_then(|p| p.strip_suffix(".slice"));
     id.is_some_and(|id| !id.is_empty() && id.bytes().all(|b| b.is_ascii_digit()))
+}
+
+/// What systemd runs: all of it may be delegated.
+fn is_unit(part: &str) -> bool {
+    let ends = |e: &str| part.strip_suffix(e).is_some_and(|name| !name.is_empty());
+    ends(".scope") || ends(".service")
+}
+
+/// A container's, whose name ends with a number of 64 digits, or of LXC.
+fn is_container(part: &str, above: &str) -> bool {
+    let hex = part.bytes().rev().take_while(u8::is_ascii_hexdigit).count();
+    hex >= 64 || part.starts_with("lxc.payload.") || above == "lxc"
 }
 
 /// `pod<uid>` or `kubepods-burstable-pod<uid>.slice`, as the kubelet names them.
@@ -326,6 +340,22 @@ mod tests {
             user
         );
         assert_eq!(cgroup_key("0::/user-x.slice/b"), "/user-x.slice/b");
+        // What somebody could make below what is its own is no other party.
+        let id = "0123456789abcdef".repeat(4);
+        for own in [
+            "/system.slice/a.service",
+            &format!("/system.slice/docker-{id}.scope"),
+            &format!("/machine.slice/libpod-{id}.scope"),
+            &format!("/docker/{id}"),
+            "/lxc.payload.a",
+            "/lxc/a",
+        ] {
+            assert_eq!(cgroup_key(&format!("0::{own}")), own);
+            assert_eq!(cgroup_key(&format!("0::{own}/b/c.scope")), own);
+        }
+        let short = &id[1..];
+        let below = format!("/docker/{short}/a");
+        assert_eq!(cgroup_key(&format!("0::{below}")), below);
         assert_eq!(cgroup_key("nonsense"), "/");
     }
 }

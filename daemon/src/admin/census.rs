@@ -18,6 +18,7 @@ mod turns;
 use self::turns::Turns;
 use crate::clients::adopt;
 use crate::clients::family;
+use crate::clients::tenant;
 use crate::core::{Core, Shared};
 use crate::os::fds::Foreign;
 use crate::os::memfd::Ident;
@@ -195,10 +196,10 @@ fn pids() -> Vec<u32> {
     proc::all().filter(|p| *p != std::process::id()).collect()
 }
 
-/// Whose time a look at this process takes: its user's in its cgroup.
+/// Whose time a look at this process takes.
 fn tenant(pid: u32) -> String {
-    let cgroup = proc::cgroup_key(&proc::cgroups(pid).unwrap_or_default());
-    format!("{} {cgroup}", proc::uid(pid).unwrap_or(0))
+    let cgroups = proc::cgroups(pid).unwrap_or_default();
+    tenant::of(&cgroups, proc::uid(pid).unwrap_or(0))
 }
 
 fn look(pid: u32, us: &Us) -> Look {

@@ -56,11 +56,17 @@ impl Control {
 
     /// Reads a message, if there is one.
     pub fn recv(&self, buf: &mut [u8]) -> Result<Incoming, Errno> {
-        let got = wire::recv(self.sock.get_ref().as_fd(), buf)?;
+        let got = wire::recv(self.sock.get_ref(), buf)?;
         if matches!(got, Incoming::Message { .. }) {
             DATAGRAMS.fetch_add(1, Relaxed);
         }
         Ok(got)
+    }
+
+    /// May it be read? If not, there might be no room for what comes with a message: this party has too many descriptors here,
+    /// or all others have.
+    pub fn has_room(&self) -> bool {
+        self.sock.get_ref().has_room()
     }
 
     pub fn set_notice(&self, notice: Notice) {

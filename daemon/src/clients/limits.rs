@@ -1,24 +1,25 @@
 //! What one cgroup (a pod) may have: lanes, reserved ring memory, clients. Not per uid: in
 //! containers everybody is root.
 
+pub(crate) mod defaults;
+
+use crate::os::held::Account;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
-/// Most helper jobs (reading and closing descriptors) that may be under way for one cgroup; while
-/// they are, its control connections are not read.
-const JOBS: u32 = 64;
-
-/// Most connections of one cgroup that have not said hello: a quarter of all, so that it keeps nobody else out.
-const HELLOS: u32 = 1024;
-
-/// Limits per cgroup, from the configuration.
+/// Limits per cgroup, from the configuration or by the machine ([`defaults`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub lanes: u32,
     pub memory: u64,
     pub clients: u32,
+    /// Ends that wait for their other ends.
+    pub waiting: u32,
+    /// Helper jobs (reading and closing descriptors) that may be under way; while they are, its control connections are not
+    /// read.
+    pub jobs: u32,
 }
 
 /// What limits refuse, in the order of [`Limit::ALL`].
@@ -35,11 +36,13 @@ pub enum Limit {
     Hellos,
     Nodes,
     Tools,
+    Descriptors,
+    Waiting,
 }
 
 impl Limit {
     /// All of them, by the names that monitoring shows.
-    pub const ALL: [(Limit, &str); 10] = [
+    pub const ALL: [(Limit, &str); 12] = [
         (Limit::Lanes, "lanes"),
         (Limit::Memory, "memory"),
         (Limit::Chunks, "chunks"),
@@ -50,6 +53,8 @@ impl Limit {
         (Limit::Hellos, "hellos"),
         (Limit::Nodes, "nodes"),
         (Limit::Tools, "tools"),
+        (Limit::Descriptors, "descriptors"),
+        (Limit::Waiting, "waiting"),
     ];
 }
 
@@ -80,7 +85,9 @@ pub struct Cgroup {
     dialing: AtomicU32,
     jobs: AtomicU32,
     takeovers: AtomicU32,
-    hellos: AtomicU32,
+    waiting: AtomicU32,
+    /// Descriptors that its processes have sent, or that are connections of theirs.
+    pub descriptors: Arc<Account>,
     refused: Arc<Refusals>,
     pub resume: tokio::sync::Notify,
 }
@@ -159,11 +166,11 @@ impl Cgroup {
             .then(|| TakeoverSeat(self.clone()))
     }
 
-    /// May another connection of this cgroup be waited for until it says hello? Counted until the guard is dropped.
-    pub fn newcomer(self: &Arc<Self>) -> Option<Newcomer> {
-        let taken = take(&self.hellos, HELLOS);
-        self.count(Limit::Hellos, taken)
-            .then(|| Newcomer(self.clone()))
+    /// May another end wait for its other end for this cgroup? Counted until the guard is dropped.
+    pub fn waits(self: &Arc<Self>) -> Option<Waits> {
+        let taken = take(&self.waiting, self.limits.waiting);
+        self.count(Limit::Waiting, taken)
+            .then(|| Waits(self.clone()))
     }
 
     /// Returns when a job may be started.
@@ -185,7 +192,7 @@ impl Cgroup {
 
     /// Are so many jobs under way that no more may be started?
     pub fn saturated(&self) -> bool {
-        self.jobs.load(Relaxed) >= JOBS
+        self.jobs.load(Relaxed) >= self.limits.jobs
     }
 }
 
@@ -198,6 +205,8 @@ pub(crate) fn remote(refused: &Arc<Refusals>) -> Arc<Cgroup> {
         lanes,
         memory: u64::MAX,
         clients: u32::MAX,
+        waiting: u32::MAX,
+        jobs: u32::MAX,
     };
     let own = Cgroups {
         refused: refused.clone(),
@@ -239,13 +248,13 @@ impl Drop for TakeoverSeat {
     }
 }
 
-/// A connection of a cgroup that has not said hello.
+/// An end that waits.
 #[derive(Debug)]
-pub struct Newcomer(Arc<Cgroup>);
+pub struct Waits(Arc<Cgroup>);
 
-impl Drop for Newcomer {
+impl Drop for Waits {
     fn drop(&mut self) {
-        give(&self.0.hellos);
+        give(&self.0.waiting);
     }
 }
 
@@ -291,7 +300,8 @@ impl Cgroups {
             dialing: AtomicU32::new(0),
             jobs: AtomicU32::new(0),
             takeovers: AtomicU32::new(0),
-            hellos: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+            descriptors: Arc::default(),
             refused: self.refused.clone(),
             resume: tokio::sync::Notify::new(),
         });
@@ -302,12 +312,18 @@ impl Cgroups {
 
 #[cfg(test)]
 pub(crate) fn for_tests(lanes: u32, memory: u64) -> Arc<Cgroup> {
-    Cgroups::new(Limits {
+    Cgroups::new(small(lanes, memory, 10)).get("/test")
+}
+
+#[cfg(test)]
+fn small(lanes: u32, memory: u64, clients: u32) -> Limits {
+    Limits {
         lanes,
         memory,
-        clients: 10,
-    })
-    .get("/test")
+        clients,
+        waiting: 2,
+        jobs: 64,
+    }
 }
 
 #[cfg(test)]
@@ -316,11 +332,7 @@ mod tests {
 
     #[test]
     fn limits_hold_and_come_back() {
-        let all = Cgroups::new(Limits {
-            lanes: 2,
-            memory: 100,
-            clients: 1,
-        });
+        let all = Cgroups::new(small(2, 100, 1));
         let g = all.get("/a");
         assert!(g.take_lane() && g.take_lane() && !g.take_lane());
         g.give_lane();
@@ -336,29 +348,10 @@ mod tests {
         assert!(all.get("/b").take_lane(), "another cgroup has its own");
     }
 
-    #[test]
-    fn newcomers_keep_only_their_own_out() {
-        let all = Cgroups::new(Limits {
-            lanes: 1,
-            memory: 1,
-            clients: 1,
-        });
-        let come = |name| all.get(name).newcomer();
-        let mut first: Vec<_> = (0..HELLOS).map(|_| come("/a").unwrap()).collect();
-        assert!(come("/a").is_none() && come("/b").is_some());
-        assert_eq!(all.refused.all().iter().sum::<u64>(), 1);
-        first.pop();
-        assert!(come("/a").is_some());
-    }
-
     /// Each limit counts what it refuses, and nothing else.
     #[test]
     fn refusals_are_counted() {
-        let all = Cgroups::new(Limits {
-            lanes: 1,
-            memory: 100,
-            clients: 1,
-        });
+        let all = Cgroups::new(small(1, 100, 1));
         for (n, (limit, name)) in Limit::ALL.into_iter().enumerate() {
             assert_eq!(limit as usize, n, "{name}");
         }
@@ -368,18 +361,21 @@ mod tests {
         let _t: Vec<_> = (0..TAKEOVERS).map(|_| g.takeover()).collect();
         assert_eq!(all.refused.all(), [0; Limit::ALL.len()]);
         let _ = (g.enter(), g.seat(), g.takeover(), g.take_lane());
+        let _w = (g.waits(), g.waits(), g.waits());
         let _ = (g.take_memory(1), all.get("/b").take_memory(101));
+        drop(_w);
+        assert!(g.waits().is_some());
         let own = remote(&all.refused);
         own.refused(Limit::Inherited);
         let of = |limit: Limit| all.refused.all()[limit as usize];
         let shown = Limit::ALL.map(|l| of(l.0));
-        assert_eq!(shown, [1, 2, 0, 1, 1, 1, 1, 0, 0, 0]);
+        assert_eq!(shown, [1, 2, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1]);
     }
 
     #[test]
     fn jobs_saturate() {
         let g = for_tests(1, 1);
-        let jobs: Vec<_> = (0..JOBS).map(|_| g.job()).collect();
+        let jobs: Vec<_> = (0..64).map(|_| g.job()).collect();
         assert!(g.saturated());
         drop(jobs);
         assert!(!g.saturated());

@@ -2,6 +2,7 @@
 
 use super::Core;
 use crate::clients::limits::Member;
+use crate::clients::tenant;
 use crate::os::process::Process;
 use underpass_rdma::verbs::Provider;
 
@@ -9,7 +10,10 @@ impl<V: Provider> Core<V> {
     /// A process asked the daemon to stay, until [`Core::unkeep`]. The guard counts it against its cgroup; `None`:
     /// the limit is reached.
     pub fn keep(&mut self, process: &Process) -> Option<Member> {
-        let member = self.cgroups.get(&process.cgroup).enter()?;
+        let member = self
+            .cgroups
+            .get(&tenant::of(&process.cgroups, process.uid))
+            .enter()?;
         self.kept += 1;
         self.busy_changed();
         Some(member)

@@ -5,9 +5,9 @@ use crate::clients::adopt::{Found, Recovered};
 use crate::clients::commands::PendingCommands;
 use crate::clients::families::Account;
 use crate::clients::family::Totals;
+use crate::clients::tenant;
 use crate::os::memfd::Ident;
 use crate::os::process::ProcId;
-use underpass_admin::proc;
 use underpass_rdma::verbs::Provider;
 
 impl<V: Provider> Core<V> {
@@ -16,7 +16,7 @@ impl<V: Provider> Core<V> {
         if self.clients.values().any(|p| p.proc_id == f.id) {
             return; // it has said hello meanwhile
         }
-        let Some(member) = self.cgroups.get(&proc::cgroup_key(&f.cgroups)).enter() else {
+        let Some(member) = self.cgroups.get(&tenant::of(&f.cgroups, f.uid)).enter() else {
             return;
         };
         self.join_family((f.ident, f.table), found, f.id, &f.cgroups);

@@ -4,7 +4,7 @@ use super::{alive, Core, RETRY_SOON_MS, RETRY_TROUBLE_MS, RETRY_UNPROVEN_MS};
 use crate::clients::client::{Known, KNOWN_MAX};
 use crate::clients::control::Control;
 use crate::clients::ids::{ClientId, ConnRef};
-use crate::clients::limits::Job;
+use crate::clients::limits::{Job, Limit};
 use crate::lanes::groups::{Out, Refused, Violation};
 use crate::lanes::holders::Came;
 use crate::os::fds::Foreign;
@@ -70,6 +70,29 @@ impl<V: Provider> Core<V> {
         }))
     }
 
+    /// A registration whose socket was lost, because there was no room for another descriptor: that is not the shim's
+    /// fault.
+    pub fn register_without(&mut self, who: ConnRef) -> Result<(), Violation> {
+        let Some(p) = self.clients.get_mut(&who.client) else {
+            return Ok(());
+        };
+        if p.credits == 0 {
+            return Err(Violation("a registration without a credit"));
+        }
+        p.credits -= 1;
+        let control = p.control.clone();
+        self.counters.registered += 1;
+        self.timing_begins(who);
+        self.no_room(who);
+        self.credit(who.client, control);
+        Ok(())
+    }
+
+    fn no_room(&mut self, who: ConnRef) {
+        self.cgroups.refused.count(Limit::Descriptors);
+        self.decline(who, Reason::Limit, Reason::PeerDeclined, RETRY_TROUBLE_MS);
+    }
+
     /// A registered socket was read. `None`: its shim had taken it back.
     pub fn registration_read(
         &mut self,
@@ -128,6 +151,7 @@ impl<V: Provider> Core<V> {
             Err(Reason::Young) => {
                 return self.decline(who, Reason::Young, Reason::None, RETRY_SOON_MS)
             }
+            Err(Reason::Limit) => return self.no_room(who),
             Err(reason) => return self.decline(who, reason, Reason::PeerDeclined, 0),
         };
         let Some(view) = p.family.view(who.conn) else {
@@ -161,6 +185,12 @@ impl<V: Provider> Core<V> {
         }
         match verdict {
             Verdict::Wait => {
+                let seat = self.clients.get(&who.client);
+                let Some(seat) = seat.and_then(|p| p.cgroup().waits()) else {
+                    self.waiting.forget(who);
+                    return self.decline(who, Reason::Limit, Reason::None, RETRY_TROUBLE_MS);
+                };
+                self.waiting.count(&who, seat);
                 self.event(who.client, &format!("registered {shown}"));
                 if let Some(end) = copy {
                     self.lookup_across(who, end);

@@ -43,6 +43,17 @@ pub(crate) fn root(configured: Option<&Path>) -> Result<Root, Errno> {
     Ok(Root { dir, whole })
 }
 
+/// How much memory the cgroup of this process may use; `None`: as much as there is, or nobody says.
+pub(crate) fn own_memory_max() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = |l: &str| l.strip_prefix("0::/").map(str::to_owned);
+    let own = text.lines().find_map(own)?;
+    let top = Path::new("/sys/fs/cgroup");
+    // (In a cgroup namespace, what is mounted there is its own cgroup.)
+    let file = top.join(own).join("memory.max");
+    std::fs::read_to_string(file).ok()?.trim().parse().ok() // or "max"
+}
+
 fn open(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty())

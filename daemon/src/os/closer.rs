@@ -4,8 +4,8 @@
 //! A close that waits for a second is interrupted by a signal, which ends the wait of SO_LINGER: whoever asked for that has
 //! closed its own descriptor long ago.
 
+use crate::os::held::Held;
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ struct Closer {
 }
 
 struct State {
-    queue: VecDeque<Vec<OwnedFd>>,
+    queue: VecDeque<Vec<Held>>,
     threads: usize,
     idle: usize,
     /// Threads that close something now, and since when or since when they were interrupted last.
@@ -47,7 +47,7 @@ static CLOSER: Closer = Closer {
 };
 
 /// Closes these, one after the other, at some time. Does not wait.
-pub(super) fn close(fds: Vec<OwnedFd>) {
+pub(super) fn close(fds: Vec<Held>) {
     let mut s = CLOSER.lock();
     s.queue.push_back(fds);
     let wanted = s.queue.len() > s.idle && s.threads < THREADS_MAX;

@@ -6,8 +6,10 @@
 //! closes the descriptors that lie unread in its queue.
 
 use crate::os::closer;
+use crate::os::held::{Account, Held};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use tokio::io::unix::AsyncFd;
 use tokio::io::Interest;
 
@@ -20,11 +22,32 @@ pub fn events(fd: &impl AsFd, wanted: PollFlags) -> PollFlags {
 
 /// A descriptor received from a process we do not trust.
 #[derive(Debug)]
-pub struct Foreign(Option<OwnedFd>);
+pub struct Foreign(Option<Held>);
 
 impl Foreign {
     pub fn new(fd: OwnedFd) -> Self {
-        Foreign(Some(fd))
+        Foreign(Some(Held::new(fd, None)))
+    }
+
+    /// It is counted for this one.
+    pub(crate) fn received(fd: OwnedFd, payer: Option<Arc<Account>>) -> Self {
+        Foreign(Some(Held::new(fd, payer)))
+    }
+
+    /// From now on it is counted for this one, and so is what is received from it.
+    pub(crate) fn charge(&mut self, payer: &Arc<Account>) {
+        if let Some(held) = &mut self.0 {
+            held.charge(payer);
+        }
+    }
+
+    pub(crate) fn payer(&self) -> Option<&Arc<Account>> {
+        self.0.as_ref().and_then(Held::payer)
+    }
+
+    /// Is there room for what comes beside a message that is read from it?
+    pub(crate) fn has_room(&self) -> bool {
+        self.payer().is_none_or(|a| a.has_room())
     }
 
     /// Closes at once, in this thread, which must be one of the blocking pool.
@@ -36,7 +59,7 @@ impl Foreign {
 impl AsFd for Foreign {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.0 {
-            Some(fd) => fd.as_fd(),
+            Some(held) => held.fd.as_fd(),
             None => unreachable!("emptied only by drop"),
         }
     }
@@ -50,8 +73,8 @@ impl AsRawFd for Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        if let Some(fd) = self.0.take() {
-            closer::close(vec![fd]);
+        if let Some(held) = self.0.take() {
+            closer::close(vec![held]);
         }
     }
 }

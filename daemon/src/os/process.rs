@@ -26,8 +26,6 @@ pub struct Process {
     pidfd: Option<OwnedFd>,
     pub uid: u32,
     pub netns: u64,
-    /// The one that limits are counted for.
-    pub cgroup: String,
     /// All that `/proc/PID/cgroup` says.
     pub cgroups: String,
     pub comm: String,
@@ -72,7 +70,6 @@ impl Process {
             },
             uid: cred.uid,
             netns: proc::netns(pid).unwrap_or(0),
-            cgroup: proc::cgroup_key(&cgroups),
             cgroups,
             comm: proc::comm(pid).unwrap_or_default(),
             pidfd: None,

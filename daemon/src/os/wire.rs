@@ -4,18 +4,11 @@ use crate::os::fds::{close_all, Foreign};
 use crate::os::sockopt;
 use lane::proto::msg::MAX_FDS;
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
-use std::io::{IoSlice, IoSliceMut};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-
-/// The most descriptors that the kernel puts beside one message. There is room for all of them, although we accept
-/// few: the kernel would close those that do not fit in our thread, and that may block.
-const SCM_MAX_FD: usize = 253;
 
 /// What was read.
 #[derive(Debug)]
@@ -23,40 +16,34 @@ pub enum Incoming {
     Message {
         len: usize,
         fds: Vec<Foreign>,
+        /// There was no room for some of its descriptors: they are gone.
+        lost: bool,
     },
     /// The other side closed.
     End,
 }
 
 /// Reads one message into `buf`; `Err(AGAIN)` when there is none, `Err(TOOMANYREFS)` if it had more descriptors than any
-/// message has.
-pub fn recv(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Incoming, Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = rustix::net::recvmsg(
-        fd,
-        &mut [IoSliceMut::new(buf)],
-        &mut control,
-        RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
-    )?;
-    let mut fds = Vec::new();
-    for m in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = m {
-            fds.extend(rights.map(Foreign::new));
-        }
-    }
-    if fds.len() > MAX_FDS {
-        close_all(fds);
+/// message has. The caller sees to it that there is room ([`Foreign::has_room`]).
+pub fn recv(from: &Foreign, buf: &mut [u8]) -> Result<Incoming, Errno> {
+    let r = read(from, buf)?;
+    if r.fds.len() > MAX_FDS {
+        close_all(r.fds);
         return Err(Errno::TOOMANYREFS);
     }
-    if got.bytes == 0 {
+    if r.len == 0 {
         return Ok(Incoming::End); // also an empty message, which nobody sends
     }
     Ok(Incoming::Message {
-        len: got.bytes,
-        fds,
+        len: r.len,
+        fds: r.fds,
+        lost: r.lost,
     })
 }
+
+/// There was no room for a descriptor.
+#[derive(Debug)]
+pub(crate) struct Lost;
 
 /// A socket that a shim has handed in, and the Unix socket in whose queue it lay, which the shim has, too.
 #[derive(Debug)]
@@ -67,25 +54,29 @@ pub struct HandedOver {
 
 impl HandedOver {
     /// Takes the socket out of the queue of `fd`; a descriptor of anything else is the socket itself (see
-    /// `lane::proto::msg::ToDaemon::Register`). `None`: the shim has taken it back. Runs on the blocking pool.
-    pub fn take(fd: Foreign) -> Option<Self> {
+    /// `lane::proto::msg::ToDaemon::Register`). `Ok(None)`: the shim has taken it back. Runs on the blocking pool.
+    pub(crate) fn take(fd: Foreign) -> Result<Option<Self>, Lost> {
         let domain = sockopt::get::<i32>(fd.as_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN);
         if domain.map(|d| d.0) != Ok(libc::AF_UNIX) {
-            return Some(Self {
+            return Ok(Some(Self {
                 socket: fd,
                 end: None,
-            });
+            }));
         }
-        let Ok(Incoming::Message { mut fds, .. }) = recv(fd.as_fd(), &mut [0u8; 1]) else {
-            fd.close();
-            return None;
+        let (mut fds, lost) = match fd.has_room().then(|| recv(&fd, &mut [0u8; 1])) {
+            Some(Ok(Incoming::Message { fds, lost, .. })) => (fds, lost),
+            Some(_) => (Vec::new(), false),
+            None => (Vec::new(), true),
         };
         let socket = fds.pop();
         fds.into_iter().for_each(Foreign::close);
-        Some(Self {
-            socket: socket?,
+        if lost {
+            return Err(Lost);
+        }
+        Ok(socket.map(|socket| Self {
+            socket,
             end: Some(fd),
-        })
+        }))
     }
 
     /// Closes our copy; then the shim, which waits before it closes its own, sees POLLHUP. Runs on the blocking pool.
@@ -106,15 +97,31 @@ impl AsFd for HandedOver {
 }
 
 /// Descriptors of one message, and the process that sent it (0: not visible here), read from a socket with
-/// [`sockopt::pass_credentials`]. `None`: the other side closed. Does not use rustix, which cannot represent a pid
-/// of 0.
-pub fn recv_from(fd: BorrowedFd<'_>) -> Result<Option<(i32, Vec<Foreign>)>, Errno> {
+/// [`sockopt::pass_credentials`]. `None`: the other side closed. The caller sees to it that there is room.
+pub fn recv_from(from: &Foreign) -> Result<Option<(i32, Vec<Foreign>)>, Errno> {
+    let r = read(from, &mut [0u8; 16])?;
+    Ok((r.len > 0).then_some((r.sender, r.fds)))
+}
+
+/// One message.
+struct Read {
+    len: usize,
+    fds: Vec<Foreign>,
+    lost: bool,
+    /// Who sent it, if the socket tells and the process is visible here; else 0.
+    sender: i32,
+}
+
+/// Reads one. There is room for all descriptors that a message can have, although we accept few, and for what whoever has
+/// our end, too, may make the kernel put beside them (SO_PASSCRED): it would close those that do not fit in our thread, and
+/// that may block. Does not use rustix, which cannot represent a sender of 0.
+fn read(from: &Foreign, buf: &mut [u8]) -> Result<Read, Errno> {
     #[repr(align(8))]
-    struct Space([u8; 2048]); // for SCM_MAX_FD descriptors and the sender
-    let (mut space, mut byte) = (Space([0; 2048]), [0u8; 16]);
+    struct Space([u8; 2048]); // 1,032 for SCM_MAX_FD descriptors
+    let mut space = Space([0; 2048]);
     let mut iov = libc::iovec {
-        iov_base: byte.as_mut_ptr().cast(),
-        iov_len: byte.len(),
+        iov_base: buf.as_mut_ptr().cast(),
+        iov_len: buf.len(),
     };
     // SAFETY: all-zero is a valid msghdr.
     let mut h: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -124,10 +131,10 @@ pub fn recv_from(fd: BorrowedFd<'_>) -> Result<Option<(i32, Vec<Foreign>)>, Errn
     h.msg_controllen = space.0.len() as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the header names buffers of ours, which live, with their lengths.
-    let n = unsafe { libc::recvmsg(fd.as_raw_fd(), &mut h, flags) };
-    if n < 0 {
+    let n = unsafe { libc::recvmsg(from.as_raw_fd(), &mut h, flags) };
+    let Ok(len) = usize::try_from(n) else {
         return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
-    }
+    };
     let (mut sender, mut fds) = (0, Vec::new());
     // SAFETY: the kernel has filled in `msg_controllen` bytes of well-formed messages.
     let mut c = unsafe { libc::CMSG_FIRSTHDR(&h) };
@@ -145,7 +152,7 @@ pub fn recv_from(fd: BorrowedFd<'_>) -> Result<Option<(i32, Vec<Foreign>)>, Errn
                     // SAFETY: so many descriptors, which the kernel has just made for us.
                     let fd =
                         unsafe { OwnedFd::from_raw_fd(data.cast::<i32>().add(k).read_unaligned()) };
-                    fds.push(Foreign::new(fd));
+                    fds.push(Foreign::received(fd, from.payer().cloned()));
                 }
             }
             _ => {}
@@ -153,7 +160,12 @@ pub fn recv_from(fd: BorrowedFd<'_>) -> Result<Option<(i32, Vec<Foreign>)>, Errn
         // SAFETY: as above.
         c = unsafe { libc::CMSG_NXTHDR(&h, c) };
     }
-    Ok((n > 0).then_some((sender, fds)))
+    Ok(Read {
+        len,
+        fds,
+        lost: h.msg_flags & libc::MSG_CTRUNC != 0,
+        sender,
+    })
 }
 
 /// Sends one message; `Err(AGAIN)` when the receiver does not keep up.

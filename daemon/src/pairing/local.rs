@@ -9,6 +9,7 @@
 //! (`nodes::peers::pairing`).
 
 use crate::clients::ids::{ClientId, ConnRef};
+use crate::clients::limits::Waits;
 use crate::os::system::Clock;
 use crate::pairing::socket::{consistent, End};
 use crate::pairing::unprovable::{Seen, LOOKS, PATIENCE, UNPROVABLE_MAX};
@@ -52,6 +53,8 @@ pub struct Waiting {
     /// By the key of the record.
     records: HashMap<(u32, u32), Vec<(ClientId, u32)>>,
     cookies: HashMap<u64, (ClientId, u32)>,
+    /// For whom they are counted.
+    seats: HashMap<(ClientId, u32), Waits>,
 }
 
 impl Waiting {
@@ -141,6 +144,7 @@ impl Waiting {
     pub fn remove(&mut self, client: ClientId, conn: u32) -> Option<(ConnRef, End)> {
         let k = (client, conn);
         let (who, end) = self.ends.remove(&k)?;
+        self.seats.remove(&k);
         self.unprovable.remove(&k);
         drop_from(
             &mut self.tuples,
@@ -153,6 +157,13 @@ impl Waiting {
         }
         self.cookies.remove(&end.cookie);
         Some((who, end))
+    }
+
+    /// An end that waits is counted by this guard.
+    pub fn count(&mut self, who: &ConnRef, seat: Waits) {
+        if self.end(who).is_some() {
+            self.seats.insert((who.client, who.conn), seat);
+        }
     }
 
     /// What is known of an end that waits.

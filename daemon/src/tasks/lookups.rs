@@ -11,11 +11,12 @@ use crate::lanes::inherited::Inherited;
 use crate::lanes::unseen;
 use crate::os::process::ProcId;
 use crate::os::translated;
-use crate::os::wire::HandedOver;
+use crate::os::wire::{HandedOver, Lost};
 use crate::pairing::socket;
 use crate::pairing::unprovable;
 use crate::tasks::readings;
 use crate::tasks::share::{self, Share};
+use lane::proto::reason::Reason;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -298,7 +299,10 @@ pub(crate) async fn read_registration(shared: Shared, r: Registration) {
         ..
     } = r;
     let read = tokio::task::spawn_blocking(move || {
-        let taken = HandedOver::take(fd)?;
+        let taken = match HandedOver::take(fd) {
+            Ok(taken) => taken?,
+            Err(Lost) => return Some(Err(Reason::Limit)),
+        };
         let read = socket::read(taken.as_fd(), tcp_pos, flags, &*proof);
         taken.close(); // may block: only if nobody else has the socket, who would wait for the answer
         Some(read)

@@ -3,7 +3,9 @@
 mod dial;
 
 use crate::clients::control::Control;
+use crate::clients::ids::ConnRef;
 use crate::clients::limits::{Cgroup, Limit};
+use crate::clients::tenant;
 use crate::core::{Hello, Shared};
 use crate::lanes::groups::Violation;
 use crate::os::fds::{self, Foreign};
@@ -27,11 +29,15 @@ use tokio::io::Interest;
 use tracing::Instrument;
 use underpass_admin::proc;
 
-/// How long a connection may take to say hello, and how many may be doing so.
+/// How long a connection may take to say hello.
 const HELLO_TIME: Duration = Duration::from_secs(10);
-const UNAUTHENTICATED: usize = 4096;
+/// Connections that are accepted before it is the others' turn. (Processes that only connect and close fill the queue
+/// faster than it is emptied, and `readable` does not wait while there is something in it.)
+const ACCEPTS: usize = 16;
 /// Most messages that are read from an ended connection: more than its queue can hold.
 const MESSAGES_PER_TURN: usize = 1024;
+/// How long it takes until somebody is looked at again for whose descriptors there was no room.
+const NO_ROOM: Duration = Duration::from_millis(250);
 /// Messages that are handled for one shim before it is the others' turn.
 const BATCH: usize = 32;
 
@@ -52,7 +58,10 @@ pub fn listen(path: &Path) -> Result<OwnedFd, Errno> {
 /// Accepts for ever.
 pub async fn serve(shared: Shared, sock: OwnedFd) -> std::io::Result<()> {
     let sock = fds::watch(sock, Interest::READABLE)?;
-    loop {
+    for n in 1_usize.. {
+        if n.is_multiple_of(ACCEPTS) {
+            tokio::task::yield_now().await;
+        }
         let mut ready = sock.readable().await?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let conn = match rustix::net::accept_with(sock.get_ref(), flags) {
@@ -71,34 +80,28 @@ pub async fn serve(shared: Shared, sock: OwnedFd) -> std::io::Result<()> {
         drop(ready);
         meet(&shared, Foreign::new(conn), proc::now_ticks());
     }
+    Ok(())
 }
 
 /// Serves a connection that was made just now, at tick `accepted`.
-pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
-    let unauthenticated = shared.borrow().unauthenticated.clone();
-    if unauthenticated.get() >= UNAUTHENTICATED {
+pub fn meet(shared: &Shared, mut conn: Foreign, accepted: u64) {
+    let tenant = tenant::of_peer(conn.as_fd());
+    conn.charge(&shared.borrow().cgroups.get(&tenant).descriptors);
+    let (newcomer, full) = shared.borrow().newcomers.enter(&tenant);
+    if full {
         shared.borrow().cgroups.refused.count(Limit::Hellos);
-        return;
     }
-    // (One that has ended meanwhile counts with all others that have.)
-    let from = sockopt::peer_cred(conn.as_fd()).ok();
-    let from = from.and_then(|c| proc::cgroups(u32::try_from(c.pid).ok()?));
-    let from = from.map_or(String::new(), |c| proc::cgroup_key(&c));
-    let Some(newcomer) = shared.borrow().cgroups.get(&from).newcomer() else {
-        return;
-    };
-    unauthenticated.set(unauthenticated.get() + 1);
     let shared = shared.clone();
     tokio::task::spawn_local(async move {
         let control = match Control::new(conn) {
             Ok(c) => Rc::new(c),
-            Err(e) => {
-                unauthenticated.set(unauthenticated.get().saturating_sub(1));
-                return tracing::warn!("control connection: {e}");
-            }
+            Err(e) => return tracing::warn!("control connection: {e}"),
         };
-        let accepted = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted)).await;
-        unauthenticated.set(unauthenticated.get().saturating_sub(1));
+        let greeted = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted));
+        let accepted = tokio::select! {
+            accepted = greeted => accepted,
+            () = newcomer.has_to_leave() => return,
+        };
         drop(newcomer);
         if let Ok(Some((id, cgroup))) = accepted {
             let span = shared.borrow().span(id);
@@ -112,11 +115,15 @@ pub fn meet(shared: &Shared, conn: Foreign, accepted: u64) {
 }
 
 /// Waits for the first message of a new connection.
-async fn first_message(control: &Control, buf: &mut [u8]) -> Option<(usize, Vec<Foreign>)> {
+async fn first_message(control: &Control, buf: &mut [u8]) -> Option<(usize, Vec<Foreign>, bool)> {
     loop {
         let mut ready = control.sock.readable().await.ok()?;
+        if !control.has_room() {
+            tokio::time::sleep(NO_ROOM).await;
+            continue;
+        }
         match control.recv(buf) {
-            Ok(Incoming::Message { len, fds }) => return Some((len, fds)),
+            Ok(Incoming::Message { len, fds, lost }) => return Some((len, fds, lost)),
             Ok(Incoming::End) => return None,
             Err(Errno::AGAIN) => ready.clear_ready(),
             Err(Errno::INTR) => {}
@@ -179,7 +186,7 @@ async fn greet(
     accepted: u64,
 ) -> Option<(crate::clients::ids::ClientId, Arc<Cgroup>)> {
     let mut buf = [0u8; MAX];
-    let (len, fds) = first_message(control, &mut buf).await?;
+    let (len, fds, lost) = first_message(control, &mut buf).await?;
     let refuse = |reason: Reason, why: &str| {
         if shared.borrow_mut().count_refused(reason) {
             tracing::info!("refused a shim: {why}");
@@ -192,6 +199,10 @@ async fn greet(
         );
         None
     };
+    if lost {
+        shared.borrow().cgroups.refused.count(Limit::Descriptors);
+        return refuse(Reason::Limit, "there was no room for its descriptors");
+    }
     let greeting = match Greeting::read(&buf[..len], fds) {
         Ok(g) => g,
         Err((reason, why)) => return refuse(reason, why),
@@ -203,7 +214,8 @@ async fn greet(
             if matches!(e, process::Error::Gone) {
                 // That is nobody's fault, and nobody hears an answer.
                 if let Some(fd) = dialing {
-                    left_behind(shared, fd);
+                    let who = sockopt::peer_cred(control.sock.get_ref().as_fd());
+                    left_behind(shared, fd, who.map_or(u32::MAX, |c| c.uid));
                 }
                 return None;
             }
@@ -239,8 +251,8 @@ async fn greet(
 
 /// A process that ended before its hello was read (as servers do that go to the background) may have left its
 /// children a dialing descriptor. It is not known any more which cgroup the process was in.
-fn left_behind(shared: &Shared, dialing: Foreign) {
-    let seat = shared.borrow().cgroups.get("").seat();
+fn left_behind(shared: &Shared, dialing: Foreign, uid: u32) {
+    let seat = shared.borrow().cgroups.get(&tenant::ended(uid)).seat();
     if let Some(seat) = seat {
         dial::serve(shared, dialing, seat);
     }
@@ -273,13 +285,19 @@ async fn serve_client(
     control: &Rc<Control>,
 ) -> Result<(), Violation> {
     let mut buf = [0u8; MAX];
+    let mut room = true;
     loop {
         if control.is_cut() {
             return Ok(());
         }
-        // Connections of a cgroup that keeps too many helpers busy are not read until some of them are done.
+        // Connections of a cgroup that keeps too many helpers busy are not read until some of them are done. Nor are those of
+        // one that has so many descriptors here that there might be no room for more.
         let resumed = cgroup.resume.notified();
-        let paused = cgroup.saturated();
+        let had = std::mem::replace(&mut room, control.has_room());
+        if had && !room {
+            cgroup.refused(Limit::Descriptors);
+        }
+        let paused = cgroup.saturated() || !room;
         let patience = async {
             match control.deadline() {
                 Some(t) => tokio::time::sleep_until(t.into()).await,
@@ -289,6 +307,7 @@ async fn serve_client(
         tokio::select! {
             () = control.wake.notified() => {}
             () = resumed, if paused => {}
+            () = tokio::time::sleep(NO_ROOM), if !room => {}
             () = patience => {
                 tracing::info!("cut off a shim that does not read");
                 return Ok(());
@@ -301,8 +320,9 @@ async fn serve_client(
                 let Ok(mut ready) = r else { return Ok(()) };
                 for _ in 0..BATCH {
                     match control.recv(&mut buf) {
-                        Ok(Incoming::Message { len, fds }) => {
-                            handle(shared, id, &buf[..len], fds)?;
+                        Ok(Incoming::Message { len, fds, lost }) => match lost {
+                            false => handle(shared, id, &buf[..len], fds)?,
+                            true => without_descriptors(shared, id, &buf[..len])?,
                         }
                         Ok(Incoming::End) => return Ok(()),
                         Err(Errno::AGAIN) => { ready.clear_ready(); break }
@@ -312,7 +332,7 @@ async fn serve_client(
                         }
                         Err(_) => return Ok(()),
                     }
-                    if cgroup.saturated() || control.is_cut() {
+                    if cgroup.saturated() || control.is_cut() || !control.has_room() {
                         break;
                     }
                 }
@@ -326,8 +346,14 @@ async fn serve_client(
 fn read_rest(shared: &Shared, id: crate::clients::ids::ClientId, control: &Rc<Control>) {
     let mut buf = [0u8; MAX];
     for _ in 0..MESSAGES_PER_TURN {
+        if !control.has_room() {
+            return;
+        }
         match control.recv(&mut buf) {
-            Ok(Incoming::Message { len, fds }) => {
+            Ok(Incoming::Message { len, fds, lost }) => {
+                if lost {
+                    continue;
+                }
                 // The shim registers again over its next connection, which has credits of its own.
                 let said = ToDaemon::decode(&buf[..len]);
                 if let Ok(ToDaemon::Register { .. } | ToDaemon::RegisterReceived { .. }) = said {
@@ -340,6 +366,27 @@ fn read_rest(shared: &Shared, id: crate::clients::ids::ClientId, control: &Rc<Co
             // CONNRESET: the shim has left messages of ours unread; its own messages can still be read.
             Err(Errno::INTR | Errno::CONNRESET) => {}
             Ok(Incoming::End) | Err(_) => return,
+        }
+    }
+}
+
+/// There was no room for what came with a message. A registration is made again later; for any other message, the connection is
+/// cut, and the shim says over the next one what it has.
+fn without_descriptors(
+    shared: &Shared,
+    client: crate::clients::ids::ClientId,
+    bytes: &[u8],
+) -> Result<(), Violation> {
+    match ToDaemon::decode(bytes) {
+        Ok(ToDaemon::Register { conn, gen, .. } | ToDaemon::RegisterReceived { conn, gen, .. }) => {
+            let who = ConnRef { client, conn, gen };
+            let done = shared.borrow_mut().register_without(who);
+            done.map_err(|v| broken(shared, v))
+        }
+        _ => {
+            shared.borrow().cgroups.refused.count(Limit::Descriptors);
+            tracing::warn!("cut off a shim: there was no room for the descriptors of its message");
+            Err(Violation("no room for its descriptors"))
         }
     }
 }

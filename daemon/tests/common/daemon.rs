@@ -36,7 +36,11 @@ impl Daemon {
     }
 
     pub fn start_in(dir: &Path, args: &[&str]) -> Daemon {
-        let child = Daemon::spawn(dir, args);
+        Daemon::of(dir, Daemon::spawn(dir, args))
+    }
+
+    /// This one, as soon as it answers.
+    pub fn of(dir: &Path, child: Child) -> Daemon {
         let mut d = Daemon {
             dir: dir.to_owned(),
             child,
@@ -61,9 +65,13 @@ impl Daemon {
     }
 
     pub fn spawn(dir: &Path, args: &[&str]) -> Child {
+        Daemon::command(dir, args).spawn().unwrap()
+    }
+
+    pub fn command(dir: &Path, args: &[&str]) -> Command {
         let mut c = Command::new(env!("CARGO_BIN_EXE_underpassd"));
         c.arg("--dir").arg(dir).args(args);
-        c.spawn().unwrap()
+        c
     }
 
     pub fn pid(&self) -> u32 {

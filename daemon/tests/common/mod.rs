@@ -4,7 +4,9 @@
 #![allow(dead_code, unused_imports)] // every test binary uses a part
 
 mod daemon;
+mod tenants;
 pub use daemon::*;
+pub use tenants::*;
 
 use lane::abi::{Control, Epoch, TcpPos, CHUNK_BYTES, CONTROL_BYTES};
 use lane::family::{flag, state, Conn, Table, TABLE_BYTES};

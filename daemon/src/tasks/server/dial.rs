@@ -40,7 +40,11 @@ pub(super) fn serve(shared: &Shared, fd: Foreign, seat: Seat) {
             let Ok(mut ready) = sock.readable().await else {
                 return;
             };
-            match wire::recv_from(sock.get_ref().as_fd()) {
+            if !sock.get_ref().has_room() {
+                tokio::time::sleep(super::NO_ROOM).await;
+                continue;
+            }
+            match wire::recv_from(sock.get_ref()) {
                 Ok(Some((sender, fds))) => {
                     if !dialed(&shared, sender, fds) {
                         return;

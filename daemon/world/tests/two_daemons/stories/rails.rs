@@ -217,7 +217,7 @@ fn a_data_plane_with_nothing_to_do_sleeps() {
 fn no_lane_is_left_at_the_other_node() {
     for n in 0..2 {
         let s = Story::before();
-        s.w.nodes[n].limits.borrow_mut().lanes = 0;
+        s.w.nodes[n].limits.borrow_mut().lanes = Some(0);
         s.w.restart(n);
         s.hear(n);
         s.w.nodes[n].connect(&s.w.runtime, &mut s.process(n).borrow_mut());
