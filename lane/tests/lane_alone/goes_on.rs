@@ -5,7 +5,6 @@ use lane::abi::{rx, takeover, tx, Cursor, Landed, Loc, TakeoverWord, TxWord};
 use lane::half::tx::{mode, Adopted, TxState};
 use lane::half::{Baseline, Progress};
 use lane::proto::frame::{Kind, LEN};
-use lane::proto::reason::Reason;
 use std::sync::atomic::Ordering::Relaxed;
 
 fn revokes(e: &Alone, at: u64) {
@@ -226,24 +225,9 @@ fn an_end_right_behind_a_switch() {
     assert_eq!((f.kind, f.cursor.get(), f.rest), (Kind::Fin, 100, 0));
 }
 
-/// The daemon is gone that asked for the end's switch: without an answer nobody knows what the other node has seen. With
-/// one the end goes on. On one node nothing is ever asked.
+/// On one node nothing is ever asked (`undecided` has what is, across nodes): the end goes on.
 #[test]
-fn a_switch_that_nobody_will_answer() {
-    for (flags, back) in [
-        (rx::READY, Err(Reason::InDoubt)),
-        (rx::READY | rx::REVOKED, Ok(Progress::Done)),
-        (is_quiet(true), Ok(Progress::Done)),
-    ] {
-        let e = Alone::new(true);
-        let m = e.memory();
-        e.says(FIRST, rx::READY);
-        assert_eq!(e.tx.try_up(&m, &e.tcp), Ok(false));
-        e.says(FIRST, flags);
-        assert_eq!(e.tx.reclaim(&m, &e.tcp), back, "{flags:?}");
-        let left = if back.is_ok() { mode::TCP } else { mode::ASK };
-        assert_eq!(e.mode(), left);
-    }
+fn a_daemon_that_is_gone_within_the_node() {
     let e = Alone::up(false);
     let m = e.memory();
     e.send(100);

@@ -262,7 +262,12 @@ fn the_sender_goes_on_without_a_frame() {
     assert_eq!((done, e.mode()), (Ok(Progress::Done), tx_mode::TCP));
     assert_eq!(e.state(), TxWord::new(FIRST, tx::RESUMED));
     assert_eq!(e.tcp.out.borrow().len(), sent);
-    // With one, by a frame.
+    // With one, by that.
+    let e = asking();
+    e.says(FIRST, rx::READY | rx::REVOKED);
+    let done = e.tx.leave_group(&e.memory(), &e.tcp, true);
+    assert_eq!((done, e.mode()), (Ok(Progress::Done), tx_mode::TCP));
+    assert_eq!(e.tcp.out.borrow().len(), sent);
     let e = asking();
     e.says(FIRST, rx::READY | rx::ACCEPTED);
     let done = e.tx.leave_group(&e.memory(), &e.tcp, true);
