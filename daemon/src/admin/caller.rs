@@ -19,7 +19,7 @@ pub(super) struct Caller {
     pub root: bool,
     /// May act on anything at all.
     pub steers: bool,
-    /// Whose places and turns it takes: its tenant's, or its pod's.
+    /// Whose places and turns it takes: those of its user in its tenant, or of its pod.
     pub tenant: String,
     /// The sandbox of its pod, if it asks at the socket for pods: it sees that pod's connections only, and steers nothing.
     pub pod: Option<String>,
@@ -81,7 +81,7 @@ pub(super) fn who(stream: &UnixStream, accepted: u64) -> Option<Caller> {
     let lives = !is_dead(process.take_pidfd()?.as_fd());
     let root = process.uid == 0 || process.uid == rustix::process::geteuid().as_raw();
     (lives && netns != 0).then(|| Caller {
-        tenant: tenant::of(&process.cgroups, process.uid),
+        tenant: tenant::user_of(&process.cgroups, process.uid),
         ..Caller::of_node(process.uid, netns, (root, native == [true; 2]))
     })
 }

@@ -199,7 +199,7 @@ fn pids() -> Vec<u32> {
 /// Whose time a look at this process takes.
 fn tenant(pid: u32) -> String {
     let cgroups = proc::cgroups(pid).unwrap_or_default();
-    tenant::of(&cgroups, proc::uid(pid).unwrap_or(0))
+    tenant::user_of(&cgroups, proc::uid(pid).unwrap_or(0))
 }
 
 fn look(pid: u32, us: &Us) -> Look {

@@ -1,6 +1,6 @@
 //! The two sockets at which tools ask, and how many connections tools may have there.
 //!
-//! Each tenant has a few turns: what it asks beyond them waits for its own answers only. If
+//! Each of them (a user in a tenant, or a pod) has a few turns: what it asks beyond them waits for its own answers only. If
 //! there are as many connections as there may be, the oldest one of the tenant that has most makes way, so that nobody is
 //! kept out by others. Root on the node, who may do anything here, is not counted.
 

@@ -15,6 +15,11 @@ pub(crate) fn of(cgroups: &str, uid: u32) -> String {
     }
 }
 
+/// Who asks, among those who share a tenant: users of a service have each their own turns.
+pub(crate) fn user_of(cgroups: &str, uid: u32) -> String {
+    format!("{uid} {}", of(cgroups, uid))
+}
+
 /// Whose what a process has left is that has ended: its cgroup is not known any more.
 pub(crate) fn ended(uid: u32) -> String {
     format!("ended, uid {uid}")
@@ -45,5 +50,10 @@ mod tests {
         assert_eq!(of(service, 1), of(service, 2));
         assert_eq!(of(service, 1), "/system.slice/a.service");
         assert_ne!(ended(1), of("0::/\n", 1));
+        assert_ne!(user_of(service, 1), user_of(service, 2));
+        assert_eq!(
+            user_of(service, 1),
+            user_of("0::/system.slice/a.service\n", 1)
+        );
     }
 }
