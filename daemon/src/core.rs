@@ -231,11 +231,10 @@ impl<V: Provider> Core<V> {
             Some(id) => *id,
             None => {
                 self.retire_predecessors(process.id);
-                let member = self
-                    .cgroups
-                    .get(&tenant::of(&process.cgroups, process.uid))
-                    .enter()
-                    .ok_or(Reason::Limit)?;
+                let tenant = tenant::of(&process.cgroups, process.uid);
+                let tenant = self.cgroups.get(&tenant);
+                self.families.make_way(&tenant);
+                let member = tenant.enter().ok_or(Reason::Limit)?;
                 let id = ClientId(self.next_client);
                 self.next_client += 1;
                 let table = (hello.ident, hello.table);
@@ -376,6 +375,7 @@ impl<V: Provider> Core<V> {
             return Ok(());
         };
         // (The daemon keeps each table for a while, and that counts as a process.)
+        self.families.make_way(p.cgroup());
         let Some(seat) = p.may_move(now).then(|| p.cgroup().enter()).flatten() else {
             return Err(Violation("it moves all the time"));
         };

@@ -9,7 +9,7 @@
 //! ([`Totals::implausible`]), and no reading makes a sum smaller.
 
 use crate::clients::family::{Family, Totals};
-use crate::clients::limits::Member;
+use crate::clients::limits::{Cgroup, Member};
 use crate::os::fds::Foreign;
 use crate::os::memfd::Ident;
 use std::cell::RefCell;
@@ -285,9 +285,24 @@ impl Families {
     pub fn faded(&mut self, reading: &Reading, now: Duration) {
         let ident = reading.ident;
         // It may have come back meanwhile.
-        if !self.fading.contains_key(&ident) || !self.was_read(reading, now) {
-            return;
+        if self.fading.contains_key(&ident) && self.was_read(reading, now) {
+            self.drop_fading(ident);
         }
+    }
+
+    /// Tables that are kept to be read once more keep no process out: if this tenant has a place for none because of them, one
+    /// is given up. (What was done since its last reading is in no sum.)
+    pub fn make_way(&mut self, tenant: &Arc<Cgroup>) {
+        if tenant.is_full() {
+            let its = |k: &Kin| k.seat.as_ref().is_some_and(|m| Arc::ptr_eq(&m.0, tenant));
+            let one = self.fading.iter().find(|(_, k)| its(k));
+            if let Some(ident) = one.map(|(i, _)| *i) {
+                self.drop_fading(ident);
+            }
+        }
+    }
+
+    fn drop_fading(&mut self, ident: Ident) {
         if let Some(kin) = self.fading.remove(&ident) {
             self.clock += 1;
             if let Some(s) = self.sums.get_mut(&kin.account) {
@@ -362,6 +377,34 @@ mod tests {
             began: at(s),
             took: Duration::ZERO,
         }
+    }
+
+    /// Whatever is kept of those that have ended, as many live as may.
+    #[test]
+    fn the_ended_make_way() {
+        let tenant = crate::clients::limits::for_tests(1, 1);
+        let other = crate::clients::limits::for_tests(1, 1);
+        let mut f = Families::default();
+        let mut seats: Vec<_> = (0..10).map(|_| tenant.enter().unwrap()).collect();
+        for n in 0..4 {
+            join(&mut f, n);
+            f.leave(id(n), seats.pop());
+        }
+        f.make_way(&other);
+        assert_eq!((f.fading.len(), tenant.enter().is_none()), (4, true));
+        for n in 0..4 {
+            f.make_way(&tenant);
+            seats.push(tenant.enter().unwrap());
+            assert_eq!(f.fading.len(), 3 - n);
+        }
+        f.make_way(&tenant);
+        assert!(tenant.enter().is_none());
+        // With places left, all are kept.
+        join(&mut f, 9);
+        f.leave(id(9), seats.pop());
+        seats.pop();
+        f.make_way(&tenant);
+        assert_eq!(f.fading.len(), 1);
     }
 
     fn fade(f: &mut Families, n: u64) {

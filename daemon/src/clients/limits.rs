@@ -151,6 +151,11 @@ impl Cgroup {
             .then(|| Member(self.clone()))
     }
 
+    /// May no other client of this cgroup connect?
+    pub fn is_full(&self) -> bool {
+        self.clients.load(Relaxed) >= self.limits.clients
+    }
+
     /// May another dialing descriptor of this cgroup be served? As many as it may have clients.
     /// Counted until the guard is dropped.
     pub fn seat(self: &Arc<Self>) -> Option<Seat> {
