@@ -134,7 +134,7 @@ fn without_rails_at_the_end() {
             sim.set_wire(rail, false);
         }
         if !control {
-            sim.give_up();
+            sim.abandon();
         }
         sim.finish_alone();
         for n in &sim.nodes {
@@ -400,7 +400,7 @@ fn the_switch_in_doubt() {
         }
         sim.set_control(control);
         if !control {
-            sim.give_up();
+            sim.abandon();
         }
         sim.finish_alone();
         let faults: Vec<_> = sim.nodes.iter().flat_map(|n| &n.faults).collect();

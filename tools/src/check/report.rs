@@ -166,7 +166,7 @@ pub struct Finding {
     pub there: End,
     /// What lies between, if the service is on another node.
     pub across: Option<Across>,
-    /// In a container, the daemon shows this end only.
+    /// In a container, the daemon shows this end only, and nothing else of the other one can be seen.
     pub one_sided: bool,
     /// Why there is no daemon to ask.
     pub no_daemon: Option<String>,
@@ -181,7 +181,12 @@ impl Finding {
     pub fn promoted(&self) -> bool {
         let both = || self.here.row.as_ref().is_some_and(|r| r.up == "both");
         let seen = self.across.is_some() || self.there.promoted();
-        self.here.promoted() && (seen || (self.one_sided && both()))
+        self.here.promoted() && (seen || (self.is_hidden() && both()))
+    }
+
+    /// Is the other end's row not shown? (In a container, or it is in another network namespace than the caller's.)
+    fn is_hidden(&self) -> bool {
+        self.there.row.is_none()
     }
 
     /// Not promoted yet, but nothing prevents it.
@@ -190,7 +195,7 @@ impl Finding {
         let road = |a: &Across| a.refusal == 0 && a.channel == "up";
         self.here.row.is_some()
             && passes(&self.here)
-            && (passes(&self.there) || (self.one_sided && self.here.promoted()))
+            && (passes(&self.there) || (self.is_hidden() && self.here.promoted()))
             && self.across.as_ref().is_none_or(road)
     }
 
@@ -245,7 +250,7 @@ impl Finding {
         self.here.lines("here", &mut t);
         match &self.across {
             Some(_) if self.promoted() => t.push_str("    peer  promoted, on another node\n"),
-            None if self.promoted() && self.one_sided => t.push_str("    peer  promoted\n"),
+            None if self.promoted() && self.is_hidden() => t.push_str("    peer  promoted\n"),
             _ => self.there.lines("peer", &mut t),
         }
         if let Some(m) = &self.no_daemon {
@@ -403,9 +408,8 @@ mod tests {
             !f.promotable() && !f.lasting(),
             "a busy daemon gets less busy"
         );
-        // In a container.
+        // In a container, or from one network namespace to another.
         let mut f = ends(End::here(smcd()), End::hidden(0));
-        f.one_sided = true;
         assert!(!f.promoted() && f.promotable() && f.mode() == "SMCD");
         f.here.row.iter_mut().for_each(|r| r.up = "both".into());
         assert!(f.promoted() && f.now() == "SMCD");

@@ -1,8 +1,8 @@
-//! How the simulated nodes and lanes are made, and what a daemon does for its engine.
+//! How the simulated nodes and lanes are made and abandoned, and what a daemon does for its engine.
 
 use super::app::{self, App};
 use super::tcp::Pipe;
-use super::{Client, Lane, Node, RAILS};
+use super::{Client, Lane, Node, Sim, RAILS};
 use lane::abi::{Control as Words, Cursor, Epoch, Loc, CONTROL_BYTES};
 use lane::half::Area;
 use std::cell::RefCell;
@@ -160,7 +160,7 @@ pub fn node(world: &sim::World, n: usize, clients: usize, rng: &mut Rng) -> Node
         counted: false,
         stays: rng.one_in(2),
         queues: BTreeMap::new(),
-        given_up: false,
+        abandoned: false,
     };
     for rail in 0..RAILS {
         add_rail(&mut node, rail);
@@ -251,5 +251,25 @@ pub fn lane(nodes: &mut [Node], l: usize, client: usize, rng: &mut Rng) -> Lane 
         ids,
         pipes,
         reset: false,
+    }
+}
+
+impl Sim {
+    /// The daemons cannot reach each other any more. They give their pair up, one long after the other.
+    pub fn abandon(&mut self) {
+        let first = self.rng.below(2) as usize;
+        for n in [first, 1 - first] {
+            for _ in 0..self.rng.below(600) {
+                self.tick(true);
+            }
+            let node = &mut self.nodes[n];
+            node.notify();
+            node.pair.abandon(&mut node.host);
+            node.abandoned = true;
+            self.events(n);
+            for l in 0..self.lanes.len() {
+                self.wake_app(l, n);
+            }
+        }
     }
 }

@@ -60,7 +60,7 @@ pub struct Node {
     /// Links by their completion queues.
     queues: BTreeMap<u32, LinkId>,
     /// The daemon has given its pair up, and the link groups are gone.
-    given_up: bool,
+    abandoned: bool,
 }
 
 impl Node {
@@ -309,7 +309,7 @@ impl Sim {
             proxy: &client.proxy,
             port: &port,
         };
-        if node.given_up {
+        if node.abandoned {
             self.undecided += u64::from(lane.ends[side].leave_group(&w));
         }
         let held = port.inn.borrow().held();
@@ -497,24 +497,6 @@ impl Sim {
         while !self.all_done() {
             idle = if self.tick(true) { 0 } else { idle + 1 };
             assert!(idle < 40_000, "stalled at {}: {}", self.now, self.state());
-        }
-    }
-
-    /// The daemons cannot reach each other any more. They give their pair up, one long after the other.
-    pub fn give_up(&mut self) {
-        let first = self.rng.below(2) as usize;
-        for n in [first, 1 - first] {
-            for _ in 0..self.rng.below(600) {
-                self.tick(true);
-            }
-            let node = &mut self.nodes[n];
-            node.notify();
-            node.pair.abandon(&mut node.host);
-            node.given_up = true;
-            self.events(n);
-            for l in 0..self.lanes.len() {
-                self.wake_app(l, n);
-            }
         }
     }
 

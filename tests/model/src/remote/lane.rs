@@ -52,7 +52,7 @@ impl State {
         if takeover::waits(self, c) {
             out.push(Act::Daemon(Daemon::Takeover(Step::Late)));
         } else if asks && !self.path() {
-            out.push(Act::GiveUp);
+            out.push(Act::Abandon);
         } else if self.b.leaving {
             out.push(Act::Deadline);
         }
@@ -171,7 +171,7 @@ impl Model for Lane {
             Act::B(a) => receiver::step(&mut n, c, a),
             Act::Deliver => n.tcp.deliver(),
             Act::KillA => sender::died(&mut n),
-            Act::KillD1 | Act::GiveUp => {
+            Act::KillD1 | Act::Abandon => {
                 takeover::d1_died(&mut n);
                 network::d1_died(&mut n);
             }

@@ -187,7 +187,7 @@ pub enum Act {
     /// Two seconds in a hand-over.
     Deadline,
     /// D1 has not reached D2 for long. Nobody answers A any more, as if it were dead.
-    GiveUp,
+    Abandon,
 }
 
 impl State {

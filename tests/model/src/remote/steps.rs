@@ -200,7 +200,7 @@ pub fn of(last: &State, c: &Config, act: Act, next: &State) -> Step {
         Act::KillD1 => ("D1", "is killed"),
         Act::KillD2 => ("D2", "is killed"),
         Act::Deadline => ("B", "waits no longer"),
-        Act::GiveUp => ("D1", "gives up a switch"),
+        Act::Abandon => ("D1", "gives up a switch"),
     }
 }
 
