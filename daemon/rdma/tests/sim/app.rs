@@ -118,13 +118,7 @@ pub fn byte(salt: u64, at: u64) -> u8 {
 
 /// So many bytes of a stream from there on. (Making and comparing single bytes took a fifth of a seed's time.)
 fn stretch(salt: u64, at: u64, n: usize) -> Vec<u8> {
-    let mut all = vec![0; n];
-    let mut at = at;
-    for b in &mut all {
-        *b = byte(salt, at);
-        at += 1;
-    }
-    all
+    (at..at + n as u64).map(|at| byte(salt, at)).collect()
 }
 
 pub fn iov(b: &mut [u8]) -> [libc::iovec; 1] {
