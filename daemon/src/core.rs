@@ -233,7 +233,6 @@ impl<V: Provider> Core<V> {
                 self.retire_predecessors(process.id);
                 let tenant = tenant::of(&process.cgroups, process.uid);
                 let tenant = self.cgroups.get(&tenant);
-                self.families.make_way(&tenant);
                 let member = tenant.enter().ok_or(Reason::Limit)?;
                 let id = ClientId(self.next_client);
                 self.next_client += 1;
@@ -360,7 +359,7 @@ impl<V: Provider> Core<V> {
         let mut out = Out::default();
         self.groups.client_dead(id, &kept, &mut out);
         self.act(out, Reason::PeerGone, RETRY_SOON_MS);
-        self.families.leave(p.family.ident, Some(p.member));
+        self.families.leave(p.family.ident, Some(p.cgroup()));
         self.busy_changed();
     }
 
@@ -374,17 +373,15 @@ impl<V: Provider> Core<V> {
         let Some(p) = self.clients.get_mut(&id) else {
             return Ok(());
         };
-        // (The daemon keeps each table for a while, and that counts as a process.)
-        self.families.make_way(p.cgroup());
-        let Some(seat) = p.may_move(now).then(|| p.cgroup().enter()).flatten() else {
+        if !p.may_move(now) {
             return Err(Violation("it moves all the time"));
-        };
+        }
         let family = self.families.join(ident, table, (now, false));
         self.families.follows(ident, p.family.ident);
         let before = std::mem::replace(&mut p.family, family.clone()).ident;
         self.by_process.remove(&(p.proc_id, before));
         self.by_process.insert((p.proc_id, ident), id);
-        self.families.leave(before, Some(seat));
+        self.families.leave(before, Some(p.cgroup()));
         self.rails(|r| r.moved(id, &family));
         self.event(id, "moved to a table of its own");
         Ok(())

@@ -9,7 +9,7 @@
 //! ([`Totals::implausible`]), and no reading makes a sum smaller.
 
 use crate::clients::family::{Family, Totals};
-use crate::clients::limits::{Cgroup, Member};
+use crate::clients::limits::{Cgroup, Kept};
 use crate::os::fds::Foreign;
 use crate::os::memfd::Ident;
 use std::cell::RefCell;
@@ -37,9 +37,8 @@ struct Kin {
     account: Arc<Account>,
     /// `/proc/PID/cgroup` of its first client, while its pod is not known.
     cgroup: Option<String>,
-    /// Once it has ended: the place of its last client, which is somebody else's only when the table is given up. (Else a
-    /// process could have any number of tables kept here.)
-    seat: Option<Member>,
+    /// Once it has ended: for whom its table is kept until it was read once more.
+    kept: Option<Kept>,
 }
 
 /// What a table said at one time.
@@ -136,12 +135,12 @@ impl Families {
                     members: 0,
                     account,
                     cgroup: None,
-                    seat: None,
+                    kept: None,
                 }
             })
         });
         kin.members += 1;
-        kin.seat = None;
+        kin.kept = None;
         kin.family.clone()
     }
 
@@ -202,16 +201,22 @@ impl Families {
         }
     }
 
-    /// `seat`: the place of the client that leaves.
-    pub fn leave(&mut self, ident: Ident, seat: Option<Member>) {
+    /// `tenant`: for whom the table is kept if nobody is left in the family. Beyond what is kept for one, tables are given up
+    /// at once, and what was done since they were read is in no sum.
+    pub fn leave(&mut self, ident: Ident, tenant: Option<&Arc<Cgroup>>) {
         let Some(kin) = self.known.get_mut(&ident) else {
             return;
         };
         kin.members -= 1;
         if kin.members == 0 {
             if let Some(mut kin) = self.known.remove(&ident) {
-                kin.seat = seat;
+                let kept = tenant.map(Cgroup::keep);
+                let full = matches!(kept, Some(None));
+                kin.kept = kept.flatten();
                 self.fading.insert(ident, kin);
+                if full {
+                    self.drop_fading(ident);
+                }
             }
         }
     }
@@ -287,18 +292,6 @@ impl Families {
         // It may have come back meanwhile.
         if self.fading.contains_key(&ident) && self.was_read(reading, now) {
             self.drop_fading(ident);
-        }
-    }
-
-    /// Tables that are kept to be read once more keep no process out: if this tenant has a place for none because of them, one
-    /// is given up. (What was done since its last reading is in no sum.)
-    pub fn make_way(&mut self, tenant: &Arc<Cgroup>) {
-        if tenant.is_full() {
-            let its = |k: &Kin| k.seat.as_ref().is_some_and(|m| Arc::ptr_eq(&m.0, tenant));
-            let one = self.fading.iter().find(|(_, k)| its(k));
-            if let Some(ident) = one.map(|(i, _)| *i) {
-                self.drop_fading(ident);
-            }
         }
     }
 
@@ -379,31 +372,24 @@ mod tests {
         }
     }
 
-    /// Whatever is kept of those that have ended, as many live as may.
+    /// Of one tenant so many are kept, of others more; none of it keeps a process out.
     #[test]
-    fn the_ended_make_way() {
+    fn the_ended_are_kept_up_to_a_limit() {
         let tenant = crate::clients::limits::for_tests(1, 1);
         let other = crate::clients::limits::for_tests(1, 1);
         let mut f = Families::default();
-        let mut seats: Vec<_> = (0..10).map(|_| tenant.enter().unwrap()).collect();
-        for n in 0..4 {
+        for n in 0..100 {
             join(&mut f, n);
-            f.leave(id(n), seats.pop());
+            f.leave(id(n), Some(&tenant));
         }
-        f.make_way(&other);
-        assert_eq!((f.fading.len(), tenant.enter().is_none()), (4, true));
-        for n in 0..4 {
-            f.make_way(&tenant);
-            seats.push(tenant.enter().unwrap());
-            assert_eq!(f.fading.len(), 3 - n);
-        }
-        f.make_way(&tenant);
-        assert!(tenant.enter().is_none());
-        // With places left, all are kept.
-        join(&mut f, 9);
-        f.leave(id(9), seats.pop());
-        seats.pop();
-        f.make_way(&tenant);
+        assert_eq!(f.fading.len(), 40, "four for each process that it may have");
+        join(&mut f, 200);
+        f.leave(id(200), Some(&other));
+        assert_eq!(f.fading.len(), 41);
+        assert!(tenant.enter().is_some());
+        fade(&mut f, 1);
+        join(&mut f, 201);
+        f.leave(id(201), Some(&tenant));
         assert_eq!(f.fading.len(), 1);
     }
 

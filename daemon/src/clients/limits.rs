@@ -9,6 +9,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
+/// Tables of ended processes that are kept until they were read once more, for each process that there may be.
+const KEPT: u32 = 4;
+
 /// Limits per cgroup, from the configuration or by the machine ([`defaults`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -82,6 +85,7 @@ pub struct Cgroup {
     lanes: AtomicU32,
     memory: AtomicU64,
     clients: AtomicU32,
+    kept: AtomicU32,
     dialing: AtomicU32,
     jobs: AtomicU32,
     takeovers: AtomicU32,
@@ -151,9 +155,9 @@ impl Cgroup {
             .then(|| Member(self.clone()))
     }
 
-    /// May no other client of this cgroup connect?
-    pub fn is_full(&self) -> bool {
-        self.clients.load(Relaxed) >= self.limits.clients
+    /// May the table of another process that has ended be kept for this cgroup? Counted until the guard is dropped.
+    pub(crate) fn keep(self: &Arc<Self>) -> Option<Kept> {
+        take(&self.kept, self.limits.clients.saturating_mul(KEPT)).then(|| Kept(self.clone()))
     }
 
     /// May another dialing descriptor of this cgroup be served? As many as it may have clients.
@@ -230,6 +234,16 @@ impl Drop for Member {
     }
 }
 
+/// A table of a process that has ended. Each is a descriptor.
+#[derive(Debug)]
+pub(crate) struct Kept(Arc<Cgroup>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        give(&self.0.kept);
+    }
+}
+
 /// A dialing descriptor of a cgroup.
 #[derive(Debug)]
 pub struct Seat(Arc<Cgroup>);
@@ -302,6 +316,7 @@ impl Cgroups {
             lanes: AtomicU32::new(0),
             memory: AtomicU64::new(0),
             clients: AtomicU32::new(0),
+            kept: AtomicU32::new(0),
             dialing: AtomicU32::new(0),
             jobs: AtomicU32::new(0),
             takeovers: AtomicU32::new(0),
