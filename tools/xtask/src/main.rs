@@ -240,7 +240,7 @@ fn ci(tree: &Tree) -> Vec<Step> {
     all.extend(test(tree));
     all.push(kubernetes(tree));
     all.push(made_here(tree, "image"));
-    all.push(cluster(tree, &[]));
+    all.push(cluster_short(tree));
     all.push(suites(tree, &[], false));
     all.push(lab(tree, &[]));
     all
@@ -251,6 +251,7 @@ fn full(tree: &Tree) -> Vec<Step> {
     let mut all = ci(tree);
     all.push(model(tree, true));
     all.push(worlds(tree));
+    all.push(cluster(tree, &[]));
     all.push(cluster_lab(tree));
     all.push(checks::msrv(tree));
     all.push(checks::miri(tree));
@@ -458,7 +459,17 @@ fn as_root(step: Step) -> Step {
 fn cluster(tree: &Tree, names: &[String]) -> Step {
     let mut c = tree.cargo("test -p underpass-tests --test cluster --");
     c.args(names);
-    as_root(Step::new("cluster", Kind::Tests, 470, c))
+    as_root(Step::new("cluster", Kind::Tests, 1200, c))
+}
+
+/// Without those that take minutes: the second way's, and what waits for a minute.
+fn cluster_short(tree: &Tree) -> Step {
+    let skipped = ["without_nri::", "the_api_is_away", "a_certificate_ends"];
+    let args: Vec<String> = skipped.map(|t| format!("--skip={t}")).into();
+    Step {
+        budget: 470,
+        ..cluster(tree, &args)
+    }
 }
 
 /// Two nodes of a cluster in virtual machines, which have RDMA.
