@@ -369,8 +369,8 @@ fn ring_sizes_reach_the_shims() {
     }
 }
 
-/// A process that shows one table after the other, each of which takes long to read: the daemon keeps no more of them than
-/// the cgroup may have processes.
+/// A process that shows one table after the other, each of which takes long to read: the daemon keeps four of them for each
+/// process that the tenant may have, and none of those keeps it out.
 #[test]
 fn tables_are_not_kept_without_end() {
     let (d, _f) = configured("[limits]\nprocesses = 40");
@@ -387,12 +387,8 @@ fn tables_are_not_kept_without_end() {
         refused += u32::from(matches!(answer, ToShim::Refused { .. }));
     }
     let most = descriptors();
-    assert!(most < 200, "{most} descriptors, {refused} refused");
-    assert!(refused > 0);
+    assert!((100..260).contains(&most), "{most} descriptors");
+    assert_eq!(refused, 0);
     // (They are read for the last time every few seconds.)
-    d.until("room again", |_| {
-        let s = Shim::silent(&d.dir);
-        s.say(hello(), &[&s.table_fd]);
-        matches!(hear(&s.sock), Some((ToShim::HelloAck { .. }, _)))
-    });
+    d.until("they are given up", |_| descriptors() < 60);
 }
