@@ -220,8 +220,9 @@ impl RxState {
             again: self.again.load(Relaxed),
             ring: self.ring_bytes.load(Relaxed),
         };
-        self.baseline.store(counted, || ()); // the words are the sender's
-                                             // Release: pairs with the Acquire in `TxState::can_up`.
+        // (The words of the switch are the sender's.)
+        self.baseline.store(counted, || ());
+        // Release: pairs with the Acquire in `TxState::can_up`.
         m.own_rx()
             .word
             .store(RxWord::new(epoch, rx::READY), Release);

@@ -80,6 +80,12 @@ impl Frame {
         })
     }
 
+    /// Is `b`, which is not empty, the beginning of a frame, and not of a stream? `None`: it is too short to tell.
+    pub fn starts(b: &[u8]) -> Option<bool> {
+        let could = Self::could_start(b);
+        (!could || b.len() >= size_of_val(&MAGIC)).then_some(could)
+    }
+
     /// Could `b` be the beginning of a frame? Frames may arrive in pieces.
     pub fn could_start(b: &[u8]) -> bool {
         let m = MAGIC.to_le_bytes();

@@ -92,20 +92,24 @@ impl RxState {
                     if now == mode::READY && self.see_up(m)? {
                         continue;
                     }
-                    let at = if now == mode::READY {
-                        Cursor::UNSEEN
-                    } else {
-                        self.cursor.load(Relaxed)
-                    };
-                    m.own_rx().revoked.store(at, Relaxed);
-                    let word = RxWord::new(self.epoch.load(Relaxed), rx::READY | rx::REVOKED);
-                    m.own_rx().word.store(word, SeqCst); // releases `revoked`
-                    self.revoked_mode.store(now, Relaxed);
-                    self.mode.store(mode::REVOKING, Relaxed);
-                    m.publish(port);
+                    self.begin_revoking(m, port, now);
                 }
             }
         }
+    }
+
+    /// Freezes the cursor. `now`: the mode in which that happens.
+    fn begin_revoking(&self, m: &Memory, port: &impl Port, now: u32) {
+        let at = match now {
+            mode::READY => Cursor::UNSEEN,
+            _ => self.cursor.load(Relaxed),
+        };
+        m.own_rx().revoked.store(at, Relaxed);
+        let word = RxWord::new(self.epoch.load(Relaxed), rx::READY | rx::REVOKED);
+        m.own_rx().word.store(word, SeqCst); // releases `revoked`
+        self.revoked_mode.store(now, Relaxed);
+        self.mode.store(mode::REVOKING, Relaxed);
+        m.publish(port);
     }
 
     /// We have taken the frame. The bytes that we have not taken from the ring come again on TCP, but only `DOWN` promises
@@ -249,6 +253,23 @@ impl RxState {
         }
     }
 
+    /// The sender did switch just before the revocation: from here on we have seen it. Nothing was consumed, so UNSEEN, the
+    /// start and our cursor mean the same.
+    fn revoked_late(&self, m: &Memory, port: &impl Port) -> Result<(), Reason> {
+        if !self.see_up(m)? {
+            return Err(Reason::Hostile); // a state never goes back
+        }
+        if self.mode.load(Relaxed) == mode::TCP {
+            return Ok(());
+        }
+        if m.is_remote() && self.prefix_left() == 0 {
+            self.past(m, port);
+        }
+        self.revoked_mode.store(self.mode.load(Relaxed), Relaxed);
+        self.mode.store(mode::REVOKING, Relaxed);
+        Ok(())
+    }
+
     /// We have revoked: what has the sender stored? `None`: the mode has changed, look again.
     fn revoking(&self, m: &Memory, port: &impl Port) -> Result<Option<Revoked>, Reason> {
         // SYNC revoke, SYNC retreat: we have revoked, now we look; the sender speaks, then looks at our word
@@ -257,20 +278,7 @@ impl RxState {
         let phase = self.phase(m);
         let was = self.revoked_mode.load(Relaxed);
         if was == mode::READY && !matches!(phase, tx::NONE | tx::RESUMED) {
-            // The sender did switch just before the revocation: from here on we have seen it. Nothing was consumed,
-            // so UNSEEN, the start and our cursor mean the same.
-            if !self.see_up(m)? {
-                return Err(Reason::Hostile); // a state never goes back
-            }
-            if self.mode.load(Relaxed) == mode::TCP {
-                return Ok(None);
-            }
-            if m.is_remote() && self.prefix_left() == 0 {
-                self.past(m, port);
-            }
-            self.revoked_mode.store(self.mode.load(Relaxed), Relaxed);
-            self.mode.store(mode::REVOKING, Relaxed);
-            return Ok(None);
+            return self.revoked_late(m, port).map(|()| None);
         }
         let clear = || {
             let before = match was {

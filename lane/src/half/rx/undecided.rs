@@ -13,9 +13,6 @@ use crate::proto::frame::{Frame, LEN};
 use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
 
-/// Bytes by which a frame is told from the stream.
-const ENOUGH: usize = 4;
-
 impl RxState {
     /// Across nodes: the link group is gone, so no switch up can come any more. But a switch that its daemon has already
     /// shown stands, if the sender was told so: it comes down by a frame then, and the bytes before that on TCP have to be
@@ -62,10 +59,11 @@ impl RxState {
         let mut b = [0u8; LEN];
         let next = match port.tcp_recv(b.as_mut_ptr(), LEN, true) {
             Err(libc::EAGAIN) => return Some(Received::Empty),
-            Ok(n) if (1..ENOUGH).contains(&n) && Frame::could_start(&b[..n]) => {
-                return Some(Received::Empty);
-            }
-            Ok(n) if n > 0 && !Frame::could_start(&b[..n]) => mode::TCP,
+            Ok(n) if n > 0 => match Frame::starts(&b[..n]) {
+                None => return Some(Received::Empty),
+                Some(false) => mode::TCP,
+                Some(true) => mode::RING,
+            },
             // As on the ring: an end without a frame, or an error, may have lost bytes.
             _ => mode::RING,
         };
@@ -85,12 +83,10 @@ impl RxState {
         if !self.is_untouched(m)? || self.is_left(m) {
             return Ok(false);
         }
-        if Frame::could_start(b) {
-            return Ok(b.len() < ENOUGH);
-        }
-        if !m.own_rx().word.load(Relaxed).has(rx::WANT_DOWN) {
+        let starts = Frame::starts(b);
+        if starts == Some(false) && !m.own_rx().word.load(Relaxed).has(rx::WANT_DOWN) {
             self.want_down(m, port);
         }
-        Ok(true)
+        Ok(starts != Some(true))
     }
 }
