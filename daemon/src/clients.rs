@@ -14,7 +14,7 @@ pub(crate) mod idle;
 pub mod ids;
 pub(crate) mod limits;
 pub(crate) mod looks;
-pub(crate) mod newcomers;
 pub(crate) mod notice;
+pub(crate) mod places;
 pub(crate) mod tenant;
 pub(crate) mod view;

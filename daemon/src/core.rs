@@ -28,8 +28,8 @@ use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::limits::defaults::{self, Machine};
 use crate::clients::limits::{self, Cgroup, Cgroups};
 use crate::clients::looks::Looks;
-use crate::clients::newcomers::Newcomers;
 use crate::clients::notice::Notice;
+use crate::clients::places::Places;
 use crate::clients::tenant;
 use crate::clients::view::{Holder, Snapshot};
 use crate::config::Config;
@@ -107,7 +107,7 @@ pub struct Core<V: Provider = Ibv> {
     pub counters: Counters,
     next_client: u64,
     /// Connections that have not said hello yet.
-    pub newcomers: Rc<Newcomers>,
+    pub(crate) newcomers: Rc<Places>,
     /// Clients with a control connection.
     connected: usize,
     /// Does this daemon leave when idle? Then processes may ask it to stay.
@@ -198,7 +198,7 @@ impl<V: Provider> Core<V> {
             events: Events::default(),
             counters: Counters::default(),
             next_client: 1,
-            newcomers: Newcomers::new(defaults::newcomers(&Machine::here())),
+            newcomers: Places::new(defaults::newcomers(&Machine::here())),
             connected: 0,
             leaves: false,
             dir: None,

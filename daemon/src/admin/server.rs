@@ -8,7 +8,7 @@ use crate::admin::caller::{who, who_in_pod, Caller};
 use crate::admin::capture;
 use crate::admin::census;
 use crate::admin::check;
-use crate::admin::gate::{Gate, Places};
+use crate::admin::gate::{Callers, Gate};
 use crate::admin::rail_view;
 use crate::admin::stream::{self, Versions};
 use crate::clients::control::DATAGRAMS;
@@ -60,7 +60,7 @@ pub(crate) fn listen(path: &Path) -> std::io::Result<UnixListener> {
 /// What the connections at one socket share.
 struct Server {
     gate: Gate,
-    places: Rc<Places>,
+    callers: Rc<Callers>,
     versions: Versions,
 }
 
@@ -68,7 +68,7 @@ struct Server {
 pub(crate) async fn serve(shared: Shared, listener: UnixListener, gate: Gate) {
     let server = Rc::new(Server {
         gate,
-        places: Places::new(gate),
+        callers: Callers::new(gate),
         versions: Versions::default(),
     });
     for n in 1u64.. {
@@ -106,7 +106,7 @@ async fn meet(shared: Shared, server: &Server, mut stream: UnixStream) -> std::i
     let counted = caller.as_ref().map(|c| c.tenant.as_str());
     let root = caller.as_ref().is_some_and(|c| c.all);
     // (Those who are not known are one tenant.)
-    let place = (!root).then(|| server.places.take(counted.unwrap_or_default()));
+    let place = (!root).then(|| server.callers.take(counted.unwrap_or_default()));
     if !matches!(place, None | Some(Some((_, false)))) {
         shared.borrow().cgroups.refused.count(Limit::Tools);
     }
@@ -120,7 +120,7 @@ async fn meet(shared: Shared, server: &Server, mut stream: UnixStream) -> std::i
             None => talk.await?,
             Some(place) => tokio::select! {
                 begun = talk => begun?,
-                () = place.left() => return Err(std::io::ErrorKind::ResourceBusy.into()),
+                () = place.has_to_leave() => return Err(std::io::ErrorKind::ResourceBusy.into()),
             },
         }
     };
@@ -145,7 +145,7 @@ async fn talk(
     let tenant = caller.as_ref().filter(|c| !c.all).map(|c| &c.tenant);
     let _turn = match (tenant, &request) {
         (Some(tenant), Ok(r)) if !matches!(r, Request::Ping | Request::Keep) => {
-            server.places.turn(tenant).await
+            server.callers.turn(tenant).await
         }
         _ => None,
     };

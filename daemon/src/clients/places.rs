@@ -1,13 +1,14 @@
-//! Connections that have not said hello, by tenant. Each tenant may have as many as it likes while there is room. When there
-//! is none, the oldest one of the tenant that has most makes way: whoever keeps many of them keeps nobody else out.
+//! Places for connections, by tenant: of those that have not said hello, and of those that ask. While there is room, nobody is
+//! refused. When there is none, the oldest one of the tenant that has most makes way: whoever keeps many keeps nobody else out.
 
 use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use tokio::sync::Notify;
 
 /// All of them.
-pub struct Newcomers {
+pub(crate) struct Places {
     most: usize,
     state: RefCell<State>,
 }
@@ -20,25 +21,25 @@ struct State {
     of: HashMap<Rc<str>, BTreeMap<u64, Rc<Notify>>>,
 }
 
-/// A connection that has not said hello, until it is dropped.
-pub struct Newcomer {
-    all: Rc<Newcomers>,
+/// A connection's place, until it is dropped.
+pub(crate) struct Place {
+    all: Rc<Places>,
     tenant: Rc<str>,
     number: u64,
     leave: Rc<Notify>,
 }
 
-impl Newcomers {
-    /// `most`: so many are waited for at a time.
-    pub fn new(most: usize) -> Rc<Newcomers> {
-        Rc::new(Newcomers {
+impl Places {
+    /// `most`: so many there are.
+    pub(crate) fn new(most: usize) -> Rc<Places> {
+        Rc::new(Places {
             most: most.max(1),
             state: RefCell::default(),
         })
     }
 
     /// Somebody has connected. `true`: another one has to leave for it.
-    pub fn enter(self: &Rc<Self>, tenant: &str) -> (Newcomer, bool) {
+    pub(crate) fn enter(self: &Rc<Self>, tenant: &str) -> (Place, bool) {
         let mut s = self.state.borrow_mut();
         let full = s.all >= self.most;
         if full {
@@ -55,28 +56,29 @@ impl Newcomers {
         let own = s.of.entry(tenant.clone()).or_default();
         own.insert(number, leave.clone());
         drop(s);
-        let newcomer = Newcomer {
+        let place = Place {
             all: self.clone(),
             tenant,
             number,
             leave,
         };
-        (newcomer, full)
+        (place, full)
     }
 
-    #[cfg(test)]
-    fn of(&self, tenant: &str) -> usize {
+    /// How many this tenant has.
+    pub(crate) fn of(&self, tenant: &str) -> usize {
         self.state.borrow().of.get(tenant).map_or(0, BTreeMap::len)
     }
 }
 
 impl State {
-    /// The oldest one of the tenant that has most is told to leave. If several have as many, it is the newcomer's own.
+    /// The oldest one of the tenant that has most is told to leave. If several have as many, it is the newcomer's own, or the
+    /// oldest of theirs.
     fn make_way(&mut self, newcomer: &str) {
         let most = self
             .of
             .iter()
-            .max_by_key(|(t, all)| (all.len(), &***t == newcomer));
+            .max_by_key(|(t, all)| (all.len(), &***t == newcomer, Reverse(all.keys().next())));
         let Some(tenant) = most.map(|(t, _)| t.clone()) else {
             return;
         };
@@ -99,14 +101,14 @@ impl State {
     }
 }
 
-impl Newcomer {
+impl Place {
     /// Returns when it has to make way.
-    pub async fn has_to_leave(&self) {
+    pub(crate) async fn has_to_leave(&self) {
         self.leave.notified().await;
     }
 }
 
-impl Drop for Newcomer {
+impl Drop for Place {
     fn drop(&mut self) {
         self.all
             .state
@@ -119,7 +121,7 @@ impl Drop for Newcomer {
 mod tests {
     use super::*;
 
-    fn leaves(n: &Newcomer) -> bool {
+    fn leaves(n: &Place) -> bool {
         use std::future::Future;
         let mut told = std::pin::pin!(n.has_to_leave());
         let mut nobody = std::task::Context::from_waker(std::task::Waker::noop());
@@ -128,7 +130,7 @@ mod tests {
 
     #[test]
     fn who_has_most_makes_way() {
-        let all = Newcomers::new(10);
+        let all = Places::new(10);
         let come = |tenant: &str| all.enter(tenant);
         let first: Vec<_> = (0..10).map(|_| come("a")).collect();
         assert!(first.iter().all(|(_, full)| !full));
@@ -149,7 +151,7 @@ mod tests {
 
     #[test]
     fn many_tenants_keep_nobody_out() {
-        let all = Newcomers::new(8);
+        let all = Places::new(8);
         let first: Vec<_> = (0..8).map(|n| all.enter(&format!("{n}")).0).collect();
         let (b, full) = all.enter("b");
         assert!(full && !leaves(&b));
