@@ -4,14 +4,11 @@
 
 use super::calls::AF_SMC;
 use anyhow::{Context, Result};
-use netlink_packet_core::{
-    NetlinkDeserializable, NetlinkHeader, NetlinkSerializable, NLM_F_ACK, NLM_F_DUMP,
-};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP};
 use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_SOCK_DIAG};
 use netlink_sys::Socket;
 use serde::{Deserialize, Serialize};
-use std::convert::Infallible;
-use underpass_admin::netlink;
+use underpass_admin::netlink::{self, attribute, find, Raw};
 
 /// An identifier that both machines give themselves; without one in common they do not speak
 /// version 2. As long as the kernel wants it, 32 characters.
@@ -145,37 +142,6 @@ fn conn(m: &[u8]) -> Option<Conn> {
     })
 }
 
-/// A message whose content no crate knows: its kind, and what follows its header.
-struct Raw {
-    kind: u16,
-    bytes: Vec<u8>,
-}
-
-impl NetlinkSerializable for Raw {
-    fn message_type(&self) -> u16 {
-        self.kind
-    }
-
-    fn buffer_len(&self) -> usize {
-        self.bytes.len()
-    }
-
-    fn serialize(&self, buffer: &mut [u8]) {
-        buffer.copy_from_slice(&self.bytes);
-    }
-}
-
-impl NetlinkDeserializable for Raw {
-    type Error = Infallible;
-
-    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, Infallible> {
-        Ok(Raw {
-            kind: header.message_type,
-            bytes: payload.to_vec(),
-        })
-    }
-}
-
 struct Netlink(Socket);
 
 impl Netlink {
@@ -225,51 +191,9 @@ fn string(kind: u16, text: &str) -> Vec<u8> {
     attribute(kind, &[text.as_bytes(), &[0]].concat())
 }
 
-fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let mut a = Vec::with_capacity(4 + value.len().next_multiple_of(4));
-    a.extend((4 + value.len() as u16).to_ne_bytes());
-    a.extend(kind.to_ne_bytes());
-    a.extend_from_slice(value);
-    a.resize(a.len().next_multiple_of(4), 0);
-    a
-}
-
-/// The first attribute of a kind.
-fn find(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
-    /// Without the bits that say how to read the value.
-    const TYPE: u16 = 0x3fff;
-    loop {
-        let head = attributes.get(..4)?;
-        let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
-        let value = attributes.get(4..length)?;
-        if u16::from_ne_bytes([head[2], head[3]]) & TYPE == kind {
-            return Some(value);
-        }
-        attributes = attributes.get(length.next_multiple_of(4)..)?;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn attributes() {
-        let all = [
-            string(1, "ab"),
-            attribute(0x8002, &attribute(7, &[9])),
-            string(3, ""),
-        ]
-        .concat();
-        assert_eq!(find(&all, 1), Some(&b"ab\0"[..]));
-        assert_eq!(find(find(&all, 2).unwrap(), 7), Some(&[9][..]));
-        assert_eq!(find(&all, 3), Some(&[0][..]));
-        assert_eq!(find(&all, 4), None);
-        for cut in 0..all.len() - 4 {
-            assert_eq!(find(&all[..cut], 3), None);
-        }
-        assert_eq!(find(&[0; 64], 1), None, "a length of nothing ends it");
-    }
 
     /// The kernel's list of families is itself a family, with a number that is fixed.
     #[test]

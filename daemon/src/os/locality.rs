@@ -4,17 +4,14 @@
 //! A pod's address may be on an interface in the pod's own network namespace that lies on one of the node's (macvlan,
 //! ipvlan, a VLAN): both count, and what those lie on.
 
-use netlink_packet_core::{
-    NetlinkDeserializable, NetlinkHeader, NetlinkSerializable, NlasIterator, NLM_F_ACK, NLM_F_DUMP,
-};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP};
 use netlink_sys::{protocols::NETLINK_ROUTE, Socket};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
-use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
-use underpass_admin::netlink;
+use underpass_admin::netlink::{self, find, Raw};
 
 /// What is known of an end's place; each part may be unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -128,8 +125,8 @@ fn holder(socket: &Socket, address: IpAddr) -> io::Result<Option<u32>> {
     let mut found = None;
     ask(socket, GET_ADDRESS, NLM_F_DUMP, &head, |body| {
         // (An interface to one other machine has that one's address as ADDRESS.)
-        let own = attribute(body, ADDRESS_HEAD, LOCAL).or(attribute(body, ADDRESS_HEAD, ADDRESS));
-        if own == Some(wanted.clone()) {
+        let attribute = |kind| find(body.get(ADDRESS_HEAD..)?, kind);
+        if attribute(LOCAL).or(attribute(ADDRESS)) == Some(&wanted) {
             found = found.or(word(body.get(4..8)));
         }
     })?;
@@ -149,11 +146,11 @@ fn link(socket: &Socket, index: u32) -> io::Result<Option<Link>> {
     head[4..8].copy_from_slice(&index.to_ne_bytes());
     let mut found = None;
     ask(socket, GET_LINK, NLM_F_ACK, &head, |body| {
-        let attribute = |kind| attribute(body, LINK_HEAD, kind);
-        let name = attribute(NAME).and_then(|n| String::from_utf8(n).ok());
+        let attribute = |kind| find(body.get(LINK_HEAD..)?, kind);
+        let name = attribute(NAME).and_then(|n| std::str::from_utf8(n).ok());
         found = Some(Link {
             name: name.map(|n| n.trim_end_matches('\0').to_owned()),
-            below: word(attribute(LINK).as_deref()),
+            below: word(attribute(LINK)),
             outside: attribute(LINK_NAMESPACE).is_some(),
         });
     })?;
@@ -162,37 +159,6 @@ fn link(socket: &Socket, index: u32) -> io::Result<Option<Link>> {
 
 fn word(bytes: Option<&[u8]>) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes?.try_into().ok()?))
-}
-
-/// The first attribute of a kind, after the head of a message.
-fn attribute(body: &[u8], head: usize, kind: u16) -> Option<Vec<u8>> {
-    let mut all = NlasIterator::new(body.get(head..)?).filter_map(Result::ok);
-    all.find(|a| a.kind() == kind).map(|a| a.value().to_vec())
-}
-
-/// A message of rtnetlink with its body as it is.
-struct Raw(u16, Vec<u8>);
-
-impl NetlinkSerializable for Raw {
-    fn message_type(&self) -> u16 {
-        self.0
-    }
-
-    fn buffer_len(&self) -> usize {
-        self.1.len()
-    }
-
-    fn serialize(&self, buffer: &mut [u8]) {
-        buffer.copy_from_slice(&self.1);
-    }
-}
-
-impl NetlinkDeserializable for Raw {
-    type Error = Infallible;
-
-    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, Infallible> {
-        Ok(Raw(header.message_type, payload.to_vec()))
-    }
 }
 
 /// Sends a request, and shows the body of each message of the answer.
@@ -204,12 +170,13 @@ fn ask(
     mut each: impl FnMut(&[u8]),
 ) -> io::Result<()> {
     let mut seen = 0;
-    netlink::ask(socket, flags, Raw(kind, body.to_vec()), |Raw(_, body)| {
+    let bytes = body.to_vec();
+    netlink::ask(socket, flags, Raw { kind, bytes }, |m| {
         seen += 1;
         if seen > MESSAGES {
             return Err(io::Error::other("too long an answer"));
         }
-        each(&body);
+        each(&m.bytes);
         Ok(())
     })
 }
