@@ -91,20 +91,14 @@ fn seeds(name: &str, from: u64, n: u64, quiet: bool) -> Counts {
 
 #[test]
 fn without_faults() {
-    let c = seeds(
-        "without faults",
-        0,
-        if cfg!(debug_assertions) { 100 } else { 1000 },
-        true,
-    );
+    let c = seeds("without faults", 0, 1000, true);
     assert!(c.ring_bytes > 0 && c.inlined > 0 && c.moves > 0);
     assert_eq!((c.link_downs, c.no_rail, c.queries), (0, 0, 0));
 }
 
 #[test]
 fn with_faults() {
-    let n = if cfg!(debug_assertions) { 150 } else { 8000 };
-    let c = seeds("with faults", 1000, n, false);
+    let c = seeds("with faults", 1000, 8000, false);
     assert!(c.ring_bytes > 0 && c.inlined > 0 && c.moves > 0 && c.link_downs > 0 && c.no_rail > 0);
     assert!(c.queries > 0 && c.removed_devices > 0);
 }
@@ -114,7 +108,7 @@ fn with_faults() {
 #[test]
 fn without_rails_at_the_end() {
     let (mut ring, mut undecided) = (0, 0);
-    for seed in 0..if cfg!(debug_assertions) { 200 } else { 1000 } {
+    for seed in 0..1000 {
         let mut rng = Rng(seed);
         let faults = Faults {
             delay_ns: 2_000,
@@ -155,7 +149,7 @@ fn without_rails_at_the_end() {
 /// not find out at the next look at everything, 20 ms later.
 #[test]
 fn nobody_waits_for_a_look_at_everything() {
-    for seed in 0..if cfg!(debug_assertions) { 100 } else { 500 } {
+    for seed in 0..500 {
         let faults = Faults {
             iwarp: seed as u8 & 3,
             ..no_faults()
@@ -203,7 +197,7 @@ fn acknowledged_and_never_read() {
 #[test]
 fn no_switch_for_who_only_inherited() {
     let mut later = 0;
-    for seed in 0..if cfg!(debug_assertions) { 200 } else { 1000 } {
+    for seed in 0..1000 {
         let mut sim = Sim::new(seed, 2, no_faults());
         sim.never_shut();
         sim.set_control(true);

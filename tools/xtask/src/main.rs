@@ -56,7 +56,7 @@ task TARGET [arguments]
   image         an OCI image of the daemon, target/underpass/image.tar
   deb           a package for Debian, target/underpass/underpass_VERSION_amd64.deb
   demo          TCP and Underpass side by side, then a transfer through a daemon's death
-  test          build, model, unit, engine, loom, symbols, containers, integration; one summary
+  test          build, model, unit, loom, symbols, containers, integration; one summary
   lint          formatting, clippy, rustdoc, dependencies
   dependencies  the last part of lint: cargo-deny, cargo-machete and pyflakes
   compilers     Debian 13's compiler; lane and shim for aarch64; the oldest compiler promised, if there
@@ -119,7 +119,7 @@ fn main() -> ExitCode {
         "asan" => steps::run(&tree, vec![checks::asan(&tree)]),
         "model" => steps::run(&tree, vec![model(&tree, true)]),
         "unit" => steps::run(&tree, vec![unit(&tree)]),
-        "engine" => steps::run(&tree, vec![engine(&tree), daemons(&tree), worlds(&tree)]),
+        "engine" => steps::run(&tree, vec![engine(&tree), worlds(&tree)]),
         "fuzz" => steps::run(&tree, fuzz::steps(&tree, &rest)),
         "mutants" => code(mutants(&tree, &rest)),
         "loom" => steps::run(&tree, vec![loom(&tree)]),
@@ -217,7 +217,6 @@ fn test(tree: &Tree) -> Vec<Step> {
         build_step(),
         model(tree, false),
         unit(tree),
-        engine(tree),
         loom(tree),
         symbols(tree),
         containers(tree, &[]),
@@ -317,23 +316,13 @@ fn unit(tree: &Tree) -> Step {
     // program itself.)
     let c = tree
         .cargo("test --no-fail-fast -p underpass-lane -p underpass-rdma -p underpass-ibv -p underpass-nri -p underpass-pods -p underpass-kube -p underpass-certificates -p underpass-signer -p underpass-kubelet -p underpass-webhook -p underpass-admin -p underpassd -p underpass-world -p underpass -p underpass-probe -p underpass-fuzz -p xtask --tests");
-    Step::new("unit", Kind::Tests, 360, c)
+    Step::new("unit", Kind::Tests, 390, c)
 }
 
-/// The data engine over simulated verbs, thousands of seeds.
+/// The data engine, and two whole daemons, over simulated verbs: thousands of seeds, and the stories. (`unit` runs them, too.)
 fn engine(tree: &Tree) -> Step {
-    Step::new(
-        "engine",
-        Kind::Tests,
-        60,
-        tree.cargo("test --release -p underpass-rdma --tests"),
-    )
-}
-
-/// Two whole daemons over them: ten thousand seeds, and the stories. (`unit` runs them, too.)
-fn daemons(tree: &Tree) -> Step {
-    let c = tree.cargo("test -p underpass-world --tests");
-    Step::new("daemons", Kind::Tests, 240, c)
+    let c = tree.cargo("test -p underpass-rdma -p underpass-world --tests");
+    Step::new("engine", Kind::Tests, 240, c)
 }
 
 /// The lane's world with 45,000 cases.
