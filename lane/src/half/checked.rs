@@ -474,11 +474,10 @@ fn brings(w: &World, m: Memory, locked: impl FnOnce() -> bool) -> bool {
         return false;
     }
     let t = TxState::default();
-    let ring = matches!(t.adopt(&m, &port, TAG).unwrap(), Adopted::Ring);
-    if !ring {
+    let Adopted::Ring = t.adopt(&m, &port, TAG).unwrap() else {
         release(&m, state.epoch());
         return false;
-    }
+    };
     t.down(&m, &port).unwrap();
     assert_eq!(t.mode.load(Relaxed), super::tx::mode::TCP);
     if !m.is_remote() {
