@@ -30,7 +30,7 @@
 
 #include "pairs.h"
 
-enum { ROUNDS = 500, CLOSE_MS = 500, USED_MS = 2500 };
+enum { ROUNDS = 500, CLOSE_MS = 500, USED_MS = 1500 };
 enum { UNREAD = 3000, FIRST = 2000, MORE = 1000, NEXT = 4, HELD_US = 2500000, PATIENCE_US = 20000000 };
 extern char **environ;
 
