@@ -46,6 +46,12 @@ static void until(volatile int *word) {
     for (long k = 0; !*word; k++, sleep_us(200)) NEED(k < PATIENCE_US / 200);
 }
 
+static long now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
 static char byte_at(int at) { return (char)(at * 7 + at / 251); }
 
 static void put(int fd, int from, int n) {
@@ -168,11 +174,14 @@ static void peer_that_is_reset(void) {
     _exit(0);
 }
 
-/* Echoes what comes, on each in turn. */
-static void used(const int *fds, int n) {
+/* Echoes what comes, on each in turn, until they end. */
+static void echo(const int *fds, int n) {
     char c;
-    for (int k = 0; k < USED_MS; k++)
-        for (int j = 0; j < n; j++) NEED(recv(fds[j], &c, 1, 0) == 1 && send(fds[j], &c, 1, MSG_NOSIGNAL) == 1);
+    for (int j = 0;; j = (j + 1) % n) {
+        long got = recv(fds[j], &c, 1, 0);
+        if (!got) return;
+        NEED(got == 1 && send(fds[j], &c, 1, MSG_NOSIGNAL) == 1);
+    }
 }
 
 static void peer_that_leaves(void) {
@@ -182,7 +191,7 @@ static void peer_that_leaves(void) {
     spawn_true();
     until(&s->given);
     for (int k = 0; k < NEXT; k++) next[k] = dialled();
-    used(next, NEXT);
+    echo(next, NEXT);
     _exit(0);
 }
 
@@ -310,8 +319,9 @@ static void closed_beside(int first, pid_t p, pid_t q) {
     for (int k = 0; k < NEXT; k++) next[k] = accepted();
     release(t);
     char c;
-    for (int k = 0; k < USED_MS; k++, sleep_us(1000))
+    for (long end = now_ms() + USED_MS; now_ms() < end; sleep_us(1000))
         for (int j = 0; j < NEXT; j++) NEED(send(next[j], "x", 1, MSG_NOSIGNAL) == 1 && recv(next[j], &c, 1, 0) == 1);
+    for (int j = 0; j < NEXT; j++) close(next[j]);
     NEED(waitpid(p, &status, 0) == p && !status && waitpid(q, &status, 0) == q && !status);
     finish();
 }

@@ -42,7 +42,7 @@ fn a_shutdown_keeps_to_its_lane() -> Result<()> {
 /// The same of a close, which is a reset here.
 #[test]
 fn a_close_keeps_to_its_lane() -> Result<()> {
-    both_ways("held", &["close"], 12, 20_000)
+    both_ways("held", &["close"], 12, 3_000)
 }
 
 /// It waits for a peer that does nothing, and its own process does not run in that time.
