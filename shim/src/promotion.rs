@@ -343,6 +343,7 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
         return set_reason(c, Reason::EpollShared);
     }
     if table::holders(c) != 1 {
+        table::settle_births(true); // (for the next call)
         return set_reason(c, Reason::Shared);
     }
     if let Some((group, m)) = attached::of(c, l) {
