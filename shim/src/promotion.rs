@@ -343,6 +343,7 @@ fn ready_locked(i: u32, c: &Conn, l: &Local) {
         return set_reason(c, Reason::EpollShared);
     }
     if table::holders(c) != 1 {
+        table::settle_births(true); // (for the next call)
         return set_reason(c, Reason::Shared);
     }
     if let Some((group, m)) = attached::of(c, l) {
@@ -381,8 +382,7 @@ pub fn try_up(i: u32, c: &Conn, l: &Local, fd: i32) -> bool {
     let Some(_g) = lock::try_lock(&c.tx.lock) else {
         return false;
     };
-    let same = attached::of(c, l).is_some_and(|(now, _)| core::ptr::eq(now, group));
-    if !same || !open(c) || !sets::activate(i, group) {
+    if !attached::is_still(c, group, &m) || !open(c) || !sets::activate(i, group) {
         return false; // it changed before we got the lock
     }
     if sys::inode(fd).map_or(0, |(inode, _)| inode) != c.inode.load(Relaxed) {
@@ -419,14 +419,15 @@ pub fn take_down(i: u32, why: Cause) {
     };
     crate::tcp::check(i, l.fd.load(Relaxed)); // no frame to a dead peer: its kernel would send a reset
     let port = Sock::new(l.fd.load(Relaxed), group);
-    if let Some(_g) = lock::lock(&c.tx.lock) {
+    let still = || attached::is_still(c, group, &m);
+    if let Some(_g) = lock::lock(&c.tx.lock).filter(|_| still()) {
         let was = c.tx.is_up();
         let _ = c.tx.down(&m, &port);
         if was {
             probes::went_down(c, why);
         }
     }
-    if let Some(_g) = lock::lock(&c.rx.lock) {
+    if let Some(_g) = lock::lock(&c.rx.lock).filter(|_| still()) {
         c.rx.want_down(&m, &port);
     }
     port::ring(group);

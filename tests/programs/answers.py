@@ -427,6 +427,7 @@ CASES = {
     "peer_rd_close": "write !arrived_1024 !shut_SHUT_RD !close gone recv recv send",
     "peer_rd_close_send": "write !arrived_1024 !shut_SHUT_RD !close gone send send recv",
     "peer_rdwr_close": "write !arrived_1024 !shut_SHUT_RDWR fin recv !close gone send recv",
+    "peer_rdwr_write": "!shut_SHUT_RDWR fin write gone send recv poll",
     "peer_rd_read": "write !arrived_1024 !shut_SHUT_RD !read_1024 !close fin recv send wait send",
     "peer_rd_later": "!shut_SHUT_RD write !unread !call_recv !call_recv send",
     "shut_wr": "shut_wr send poll sigpipe !send_1 have1 recv poll !call_recv",

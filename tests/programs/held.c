@@ -10,6 +10,9 @@
  *     held reset      Its connection is to be reset, because its peer has written into TCP below the lane, and it is held when it
  *                     says so to the daemon; meanwhile another thread closes the connection, and gets the next one, by its
  *                     number: that one is not reset.
+ *     held close      It closes the connection, and waits for the locks of the lane, which another thread gives back because the
+ *                     other end has left it: the lane's place is the next connection's when the first goes on, which is a
+ *                     reset, for bytes are unread. The next ones are used for longer than a reset has that TCP does not bring.
  *
  * Prints "result ok".
  */
@@ -17,6 +20,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -26,7 +30,7 @@
 
 #include "pairs.h"
 
-enum { ROUNDS = 500, CLOSE_MS = 500 };
+enum { ROUNDS = 500, CLOSE_MS = 500, USED_MS = 1500 };
 enum { UNREAD = 3000, FIRST = 2000, MORE = 1000, NEXT = 4, HELD_US = 2500000, PATIENCE_US = 20000000 };
 extern char **environ;
 
@@ -35,10 +39,17 @@ static char mode;
 static struct shared {
     volatile int thread, traced, held, release; /* the thread that shuts down, and its tracer */
     volatile int shut, left, closed;            /* what this end and its peer have done */
+    volatile int number, second, given, waiting; /* the connection, and the thread that gives its lane back */
 } *s;
 
 static void until(volatile int *word) {
     for (long k = 0; !*word; k++, sleep_us(200)) NEED(k < PATIENCE_US / 200);
+}
+
+static long now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
 static char byte_at(int at) { return (char)(at * 7 + at / 251); }
@@ -85,6 +96,48 @@ static void trace(void) {
     NEED(!WIFSTOPPED(status) || !ptrace(PTRACE_DETACH, thread, 0, 0));
 }
 
+static struct __ptrace_syscall_info entered(pid_t thread) {
+    struct __ptrace_syscall_info of = {0};
+    if (ptrace(PTRACE_GET_SYSCALL_INFO, thread, sizeof of, &of) <= 0) of.op = PTRACE_SYSCALL_INFO_NONE;
+    return of;
+}
+
+static void seize(pid_t thread) {
+    int status;
+    NEED(!ptrace(PTRACE_SEIZE, thread, 0, PTRACE_O_TRACESYSGOOD) && !ptrace(PTRACE_INTERRUPT, thread, 0, 0));
+    NEED(waitpid(thread, &status, __WALL) == thread && WIFSTOPPED(status));
+}
+
+/* Until it enters this call (-1: any that receives from the connection). */
+static void run_to(pid_t thread, int nr) {
+    for (int status;;) {
+        NEED(!ptrace(PTRACE_SYSCALL, thread, 0, 0));
+        NEED(waitpid(thread, &status, __WALL) == thread && WIFSTOPPED(status));
+        struct __ptrace_syscall_info of = entered(thread);
+        if (of.op != PTRACE_SYSCALL_INFO_ENTRY) continue;
+        int receives = (of.entry.nr == SYS_recvfrom || of.entry.nr == SYS_recvmsg) && (int)of.entry.args[0] == s->number;
+        if (nr < 0 ? receives : of.entry.nr == (unsigned)nr) return;
+    }
+}
+
+/* The closing thread is past the locks that mark the close, and has not looked up the lane for its end yet; the other has
+ * both locks, and has not given the lane back yet; the first has looked it up, and waits; the second gives it back. */
+static void trace_both(void) {
+    int bare = !getenv("LD_PRELOAD");
+    until(&s->second);
+    if (!bare) seize(s->second);
+    s->waiting = 1;
+    until(&s->thread);
+    if (!bare) seize(s->thread);
+    s->traced = 1;
+    if (!bare) run_to(s->thread, SYS_epoll_ctl);
+    s->held = 1;
+    if (!bare) run_to(s->second, -1), run_to(s->thread, SYS_futex), NEED(!ptrace(PTRACE_DETACH, s->second, 0, 0));
+    s->given = 1;
+    until(&s->release);
+    NEED(bare || !ptrace(PTRACE_DETACH, s->thread, 0, 0));
+}
+
 /* ---- the peer ---- */
 
 static int dialled(void) {
@@ -121,6 +174,36 @@ static void peer_that_is_reset(void) {
     _exit(0);
 }
 
+/* Echoes what comes, on each in turn, until they end. */
+static void echo(const int *fds, int n) {
+    char c;
+    for (int j = 0;; j = (j + 1) % n) {
+        long got = recv(fds[j], &c, 1, 0);
+        if (!got) return;
+        NEED(got == 1 && send(fds[j], &c, 1, MSG_NOSIGNAL) == 1);
+    }
+}
+
+static void peer_that_leaves(void) {
+    int first = dialled(), next[NEXT];
+    put(first, 0, UNREAD);
+    until(&s->held);
+    spawn_true();
+    until(&s->given);
+    for (int k = 0; k < NEXT; k++) next[k] = dialled();
+    echo(next, NEXT);
+    _exit(0);
+}
+
+/* Ends the wait of the thread that gives the lane back, once it has. */
+static void peer_that_wakes(void) {
+    until(&s->number);
+    int fd = dialled();
+    until(&s->given);
+    NEED(send(fd, "x", 1, 0) == 1);
+    _exit(0);
+}
+
 /* ---- this end ---- */
 
 /* Accepts a connection, and uses it until it is on a lane. */
@@ -143,7 +226,8 @@ static void *held(void *arg) {
     s->thread = (int)syscall(SYS_gettid);
     until(&s->traced);
     char c;
-    if (mode == 'r')
+    if (mode == 'c') NEED(!close(fd));
+    else if (mode == 'r')
         while (recv(fd, &c, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN) {}
     else if (mode == 'l') NEED(!dup2(fd, 0));
     else NEED(!shutdown(fd, SHUT_RDWR));
@@ -206,14 +290,52 @@ static void replaced(int first, pid_t p) {
     finish();
 }
 
+static void *gives_back(void *arg) {
+    char c;
+    s->second = (int)syscall(SYS_gettid);
+    until(&s->waiting);
+    NEED(recv(*(int *)arg, &c, 1, 0) == 1);
+    return 0;
+}
+
+static void filled(int fd) {
+    int there = 0;
+    for (int k = 0; there < UNREAD; k++, sleep_us(500)) NEED(!ioctl(fd, FIONREAD, &there) && k < 20000);
+}
+
+static void closed_beside(int first, pid_t p, pid_t q) {
+    int next[NEXT], status, set = epoll_create1(0);
+    struct epoll_event e = {.events = EPOLLIN};
+    pthread_t t, other;
+    s->number = first;
+    int second = accepted();
+    filled(first);
+    NEED(!epoll_ctl(set, EPOLL_CTL_ADD, first, &e) && epoll_wait(set, &e, 1, -1) == 1);
+    NEED(!pthread_create(&other, 0, gives_back, &second));
+    until(&s->waiting);
+    NEED(!pthread_create(&t, 0, held, &first));
+    until(&s->given);
+    NEED(!pthread_join(other, 0));
+    for (int k = 0; k < NEXT; k++) next[k] = accepted();
+    release(t);
+    char c;
+    for (long end = now_ms() + USED_MS; now_ms() < end; sleep_us(1000))
+        for (int j = 0; j < NEXT; j++) NEED(send(next[j], "x", 1, MSG_NOSIGNAL) == 1 && recv(next[j], &c, 1, 0) == 1);
+    for (int j = 0; j < NEXT; j++) close(next[j]);
+    NEED(waitpid(p, &status, 0) == p && !status && waitpid(q, &status, 0) == q && !status);
+    finish();
+}
+
 static void work(void) {
-    int there = 0, status, next[NEXT];
+    int status, next[NEXT];
     pthread_t t;
-    pid_t p = fork();
-    if (!p) prctl(PR_SET_PDEATHSIG, SIGKILL), mode == 'r' ? peer_that_is_reset() : peer();
+    pid_t q = mode == 'c' ? fork() : -1, p = q ? fork() : -1;
+    if (!q) prctl(PR_SET_PDEATHSIG, SIGKILL), peer_that_wakes();
+    if (!p) prctl(PR_SET_PDEATHSIG, SIGKILL), mode == 'r' ? peer_that_is_reset() : mode == 'c' ? peer_that_leaves() : peer();
     int first = accepted();
     if (mode == 'r') replaced(first, p);
-    for (int k = 0; there < UNREAD; k++, sleep_us(500)) NEED(!ioctl(first, FIONREAD, &there) && k < 20000);
+    if (mode == 'c') closed_beside(first, p, q);
+    filled(first);
     NEED(waitpid(p, &status, WUNTRACED) == p && WIFSTOPPED(status));
     NEED(!pthread_create(&t, 0, held, &first));
     until(&s->held);
@@ -245,7 +367,7 @@ int main(int argc, char **argv) {
     pid_t worker = fork();
     NEED(worker >= 0);
     if (!worker) prctl(PR_SET_PDEATHSIG, SIGKILL), work();
-    trace();
+    mode == 'c' ? trace_both() : trace();
     NEED(waitpid(worker, &status, 0) == worker);
     return status != 0;
 }

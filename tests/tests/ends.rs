@@ -39,6 +39,12 @@ fn a_shutdown_keeps_to_its_lane() -> Result<()> {
     both_ways("held", &["place"], 10, 10_000)
 }
 
+/// The same of a close, which is a reset here.
+#[test]
+fn a_close_keeps_to_its_lane() -> Result<()> {
+    both_ways("held", &["close"], 12, 3_000)
+}
+
 /// It waits for a peer that does nothing, and its own process does not run in that time.
 #[test]
 fn who_does_not_run_does_not_wait() -> Result<()> {

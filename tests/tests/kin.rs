@@ -81,6 +81,12 @@ fn forks_while_connections_are_made() -> Result<()> {
     both_ways("born", &[], 600, 500)
 }
 
+/// Children that are killed before their first own instruction hold nothing.
+#[test]
+fn who_is_never_born_holds_nothing() -> Result<()> {
+    both_ways("stillborn", &["5"], 10, 20)
+}
+
 /// Number of connections in a program's table.
 fn entries(pid: u32) -> Result<usize> {
     let is_table = |p: &PathBuf| {

@@ -17,7 +17,7 @@ pub fn forked(native: impl FnOnce() -> i32) -> i32 {
     if r == 0 {
         crate::preserving_errno(process::after_fork_child);
     } else {
-        crate::preserving_errno(|| process::after_fork_parent(r < 0));
+        crate::preserving_errno(|| process::after_fork_parent(u32::try_from(r).ok()));
     }
     r
 }
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn daemon(a: i32, b: i32) -> i32 {
     if sys::getpid() != parent {
         crate::preserving_errno(process::after_fork_child);
     } else {
-        crate::preserving_errno(|| process::after_fork_parent(true));
+        crate::preserving_errno(|| process::after_fork_parent(None));
     }
     r
 }

@@ -5,12 +5,14 @@ use super::remote;
 use super::shutdown::{flush, take_frame, Flushed};
 use crate::promotion::{self, family};
 use crate::state::fdtab::{self, Fd};
+use crate::state::groups::LinkGroup;
 use crate::state::{attached, table, uring, waiters};
 use crate::sys::{self, lock, pids};
 use crate::tcp::port::Sock;
 use crate::{daemon, sets, tcp};
 use core::sync::atomic::Ordering::*;
 use lane::family::{flag, state, Conn};
+use lane::half::Memory;
 use lane::num;
 use lane::proto::reason::Reason;
 
@@ -155,42 +157,10 @@ fn end(fd: i32, i: u32) {
     }
     if c.flags.load(Relaxed) & flag::LEFT != 0 && !attached::engaged(c) {
         // The connection does not end: another program has it. The kernel reports what there is to report.
-    } else if let Some((group, m)) = attached::of(c, l).filter(|(k, _)| k.is_remote()) {
-        remote::close(c, group, &m, fd);
     } else if let Some((group, m)) = attached::of(c, l) {
-        let port = Sock::leaving(fd, group);
-        let _t = lock::lock(&c.tx.lock);
-        let _r = lock::lock(&c.rx.lock);
-        let linger_ms = linger::linger_ms(fd);
-        let for_no_time = linger_ms == Some(0);
-        // (What the daemon has taken over it finishes without us; it has a copy of the socket, and the FIN follows.)
-        // (A close that lingers waits for that first, and the kernel's close then for the rest.)
-        let patience = linger_ms.unwrap_or(0).min(promotion::LEAVE_MS);
-        let flushed = flush(c, &m, &port, patience);
-        let late = flushed == Flushed::Late;
-        // Close first, then look: a sender publishes first, then looks whether we have closed.
-        let sent = c.tx.sent_at_fin(flushed == Flushed::ByDaemon);
-        c.rx.close(&m, &port, sent);
-        take_frame(c, &m, &port, true);
-        if late && !for_no_time {
-            tcp::count_reset(c, fd, Reason::Stalled);
-        }
-        let reset = late || c.rx.ring_unread(&m) > 0;
-        if reset {
-            // Unread bytes at close make it a reset, as in TCP (RFC 1122, 4.2.2.13), also after a SHUT_RD. So do
-            // sent bytes that did not get onto TCP: the peer must not take the end for a clean one.
-            linger::reset_at_close(fd);
-        }
-        let in_kernel = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
-        let reset = reset || for_no_time || in_kernel();
-        if reset {
-            c.rx.announce_reset(&m, &port);
-        }
-        match flushed {
-            Flushed::OnTcp(repeated) => c.tx.shut(&m, &port, repeated),
-            Flushed::Late => c.tx.shut(&m, &port, None),
-            Flushed::ByDaemon if reset => tcp::disconnect(fd), // not when it is done
-            Flushed::ByDaemon => {}
+        match group.is_remote() {
+            true => remote::close(c, group, &m, fd),
+            false => on_node(c, (group, &m), fd),
         }
     }
     // Count before the entry disappears from readers' view, because telling the daemon takes time.
@@ -199,6 +169,48 @@ fn end(fd: i32, i: u32) {
     promotion::end_lane(i, false);
     table::remove_holder(c, pids::me());
     table::free(i);
+}
+
+/// The end of a connection whose lane is within the node.
+fn on_node(c: &Conn, (group, m): (&LinkGroup, &Memory), fd: i32) {
+    let port = Sock::leaving(fd, group);
+    let (_t, _r) = (lock::lock(&c.tx.lock), lock::lock(&c.rx.lock));
+    if !attached::is_still(c, group, m) {
+        // Another thread has given the lane back, because the other end has left it: all is on TCP, and the words may be
+        // the next connection's. (Number and entry are ours until the caller has closed the one and freed the other.)
+        return;
+    }
+    let linger_ms = linger::linger_ms(fd);
+    let for_no_time = linger_ms == Some(0);
+    // (What the daemon has taken over it finishes without us; it has a copy of the socket, and the FIN follows.)
+    // (A close that lingers waits for that first, and the kernel's close then for the rest.)
+    let patience = linger_ms.unwrap_or(0).min(promotion::LEAVE_MS);
+    let flushed = flush(c, m, &port, patience);
+    let late = flushed == Flushed::Late;
+    // Close first, then look: a sender publishes first, then looks whether we have closed.
+    let sent = c.tx.sent_at_fin(flushed == Flushed::ByDaemon);
+    c.rx.close(m, &port, sent);
+    take_frame(c, m, &port, true);
+    if late && !for_no_time {
+        tcp::count_reset(c, fd, Reason::Stalled);
+    }
+    let reset = late || c.rx.ring_unread(m) > 0;
+    if reset {
+        // Unread bytes at close make it a reset, as in TCP (RFC 1122, 4.2.2.13), also after a SHUT_RD. So do
+        // sent bytes that did not get onto TCP: the peer must not take the end for a clean one.
+        linger::reset_at_close(fd);
+    }
+    let in_kernel = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
+    let reset = reset || for_no_time || in_kernel();
+    if reset {
+        c.rx.announce_reset(m, &port);
+    }
+    match flushed {
+        Flushed::OnTcp(repeated) => c.tx.shut(m, &port, repeated),
+        Flushed::Late => c.tx.shut(m, &port, None),
+        Flushed::ByDaemon if reset => tcp::disconnect(fd), // not when it is done
+        Flushed::ByDaemon => {}
+    }
 }
 
 /// Is a registration of this connection in progress, made by this process?

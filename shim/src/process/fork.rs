@@ -9,6 +9,9 @@ use lane::family::flag;
 
 /// Called before a fork: children count as holders before they exist, so that nothing is promoted meanwhile.
 pub fn before_fork() {
+    if table::table().is_some() {
+        table::expect_child();
+    }
     let bit = pids::fork_begins();
     thread::begin_fork(bit);
     fdtab::limit_settled();
@@ -29,17 +32,20 @@ pub fn before_fork() {
 /// Milliseconds that a fork waits for a lock of a connection, whose holder may be stopped.
 const SETTLE_MS: u32 = 50;
 
-/// After a fork, in the parent. The child has entered itself as a holder, or does so soon.
-pub fn after_fork_parent(failed: bool) {
+/// After a fork, in the parent. The child has entered itself as a holder, or does so soon, unless it is killed before. `None`:
+/// there is none.
+pub fn after_fork_parent(child: Option<u32>) {
     let bit = thread::fork_bit();
-    if !failed {
-        sets::after_fork_parent();
-    } else {
-        table::uncount_child(bit);
+    match child {
+        Some(_) => sets::after_fork_parent(),
+        None => table::uncount_child(bit),
     }
-    table::forget_fork(bit);
+    if !child.is_some_and(|p| table::await_birth(bit, p)) {
+        table::forget_fork(bit);
+        pids::forget_bit(bit);
+    }
     thread::begin_fork(0);
-    pids::fork_ends(bit);
+    pids::fork_ends();
 }
 
 /// After a fork, in the child: it gets a control connection of its own (when needed) and its own list of sleepers.
@@ -75,6 +81,9 @@ pub fn after_fork_child() {
         }
         last = i;
     });
+    if counted {
+        table::born(bit);
+    }
     if counted && known {
         table::uncount_child(bit);
     }

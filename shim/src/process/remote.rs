@@ -6,6 +6,7 @@
 //! Without a daemon, the bytes of the ring first go back to TCP here.
 
 use super::linger::linger_ms;
+use crate::state::attached;
 use crate::state::groups::{LinkGroup, USED};
 use crate::state::table::Local;
 use crate::sys::{self, lock, pids, thread};
@@ -78,7 +79,7 @@ pub fn close(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) {
     let ms = linger_ms(fd);
     match finish(c, group, m, fd, ms == Some(0)) {
         Finished::Ends => linger(c, group, m, fd, ms.unwrap_or(0)),
-        Finished::ByDaemon => {}
+        Finished::ByDaemon | Finished::ByKernel => {}
         Finished::Reset => tcp::disconnect(fd),
     }
 }
@@ -93,6 +94,8 @@ enum Finished {
     ByDaemon,
     /// It is to be reset.
     Reset,
+    /// It has no lane any more.
+    ByKernel,
 }
 
 /// Ends the connection, as far as this end can. `at_once`: by a reset, since the application wants that.
@@ -100,6 +103,9 @@ fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32, at_once: bool) -> Fi
     let port = Sock::leaving(fd, group);
     let _t = lock::lock(&c.tx.lock);
     let _r = lock::lock(&c.rx.lock);
+    if !attached::is_still(c, group, m) {
+        return Finished::ByKernel; // another thread has given the lane back meanwhile: see `close::on_node`
+    }
     let _ = c.tx.look(m, &port);
     // Take in a frame that TCP holds: left there, it would turn our FIN into a reset.
     if c.rx.engaged() {
@@ -148,6 +154,7 @@ fn finish(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32, at_once: bool) -> Fi
 fn end_here(c: &Conn, group: &LinkGroup, m: &Memory, fd: i32) {
     let _t = lock::lock(&c.tx.lock);
     let port = Sock::leaving(fd, group);
+    // (Off TCP, the lane is still there.)
     if c.tx.mode.load(Relaxed) != mode::TCP && !back_on_tcp(c, m, &port, fd) {
         tcp::count_reset(c, fd, Reason::Stalled);
         return tcp::disconnect(fd);

@@ -194,10 +194,11 @@ pub fn after_shutdown(i: u32) {
     // (Counted before the sleepers are woken, because some calls end with any wake-up if this has changed.)
     table::local(i).shuts.fetch_add(1, SeqCst);
     if let Some((group, m)) = attached::of(c, table::local(i)) {
-        // Not before the kernel's shutdown, since until then the kernel takes what the other end sends by TCP.
+        // Not before the kernel's shutdown, since until then the kernel takes what the other end sends by TCP. (If another
+        // thread has given the lane back meanwhile, the direction is on TCP for good, since it is shut, and nothing is
+        // stored.)
         if c.rx.shut.load(Relaxed) != 0 && !group.is_remote() {
-            let held = lock::lock(&c.rx.lock);
-            if held.is_some() && attached::is_still(c, group, &m) {
+            if let Some(_g) = lock::lock(&c.rx.lock) {
                 c.rx.shut(&m, &Sock::new(table::local(i).fd.load(Relaxed), group));
             }
         }

@@ -39,6 +39,7 @@ fn may_register(i: u32, c: &Conn) -> bool {
         table::later(c, Reason::Fuse, FUSE_MS);
     } else if table::holders(c) != 1 {
         table::forget_zombies(c);
+        table::settle_births(true);
         table::later(c, Reason::Shared, 100);
     } else if sets::unservable(i) {
         table::later(c, Reason::EpollShared, 1000);

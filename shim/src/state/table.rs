@@ -1,10 +1,12 @@
 //! The family table of this process, and what the process itself adds to each entry.
 
+mod births;
 mod forks;
 mod holders;
 mod kin;
 mod lending;
 
+pub use births::{await_birth, born, expect_child, settle_births};
 pub use forks::*;
 pub use holders::*;
 pub use kin::KIN;
@@ -212,6 +214,7 @@ pub fn address() -> *mut u8 {
 
 /// From now on `fd`, which is hidden, is the file of the table.
 pub fn moved_to(fd: i32) {
+    births::forget_children(); // (entries are others from now on)
     MEMFD.store(fd, Relaxed);
     PID_NS.store(pids::here(), Relaxed);
     FOREIGN.store(0, Relaxed);
@@ -584,11 +587,10 @@ pub fn name(i: u32, fd: i32) {
 /// Reads from the kernel whether the application has made the socket non-blocking.
 pub fn sync_nonblock(c: &Conn, fd: i32) {
     if let Ok(f) = sys::fcntl(fd, libc::F_GETFL, 0) {
-        if f & libc::O_NONBLOCK != 0 {
-            c.flags.fetch_or(flag::NONBLOCK, Relaxed);
-        } else {
-            c.flags.fetch_and(!flag::NONBLOCK, Relaxed);
-        }
+        _ = match f & libc::O_NONBLOCK != 0 {
+            true => c.flags.fetch_or(flag::NONBLOCK, Relaxed),
+            false => c.flags.fetch_and(!flag::NONBLOCK, Relaxed),
+        };
     }
 }
 

@@ -127,10 +127,14 @@ pub fn fork_begins() -> u64 {
     0
 }
 
-/// `bit`: nothing has it any more.
-pub fn fork_ends(bit: u64) {
-    FORKS.fetch_and(!bit, SeqCst);
+/// The hook is through.
+pub fn fork_ends() {
     FORKING.fetch_sub(1, SeqCst);
+}
+
+/// Nothing has this bit any more.
+pub fn forget_bit(bit: u64) {
+    FORKS.fetch_and(!bit, SeqCst);
 }
 
 /// In the child: did a hook make it? (False if the application made the system call itself.)

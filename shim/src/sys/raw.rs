@@ -233,6 +233,13 @@ pub fn blank(p: *mut u8, len: usize) {
     );
 }
 
+/// Replaces a mapping by zero pages that children share.
+pub fn map_shared_over(p: *mut u8, len: usize) -> R<()> {
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    sc!(libc::SYS_mmap, p, len, prot, flags, usize::MAX, 0).map(drop)
+}
+
 /// Maps `len` bytes of `fd`, shared and writable, in place of what is mapped at `p`.
 pub fn map_over(p: *mut u8, len: usize, fd: i32) -> R<()> {
     let prot = libc::PROT_READ | libc::PROT_WRITE;

@@ -205,10 +205,12 @@ impl RxState {
         // SYNC withdraw: we have withdrawn, now we look; the daemon claims, and the sender records, then they look at our
         // word (`TxState::adopt`, `TxState::resume`).
         fence(SeqCst);
+        // (The daemon first: one that is through meanwhile has told before that how it came there.)
+        let coming = self.is_coming(m);
         let plain = TakeoverWord::new(epoch, takeover::PLAIN);
         let answered = now == mode::REVOKING
             && (self.phase(m) == tx::RESUMED || m.peer_rx().takeover.load(Acquire) == plain);
-        if answered || self.is_coming(m) {
+        if coming || answered {
             let revoked = RxWord::new(epoch, rx::READY | rx::REVOKED);
             m.own_rx().word.store(revoked, SeqCst);
             return false;

@@ -64,7 +64,9 @@ impl RxState {
                 Some(false) => mode::TCP,
                 Some(true) => mode::RING,
             },
-            // As on the ring: an end without a frame, or an error, may have lost bytes.
+            // As on the ring: an end without a frame, or an error, may have lost bytes. (A sender that had no answer ends so,
+            // and loses none. But one that had it, and was killed with its daemon before its bytes landed, leaves exactly the
+            // same: TCP at the switch, and nothing on the ring.)
             _ => mode::RING,
         };
         self.mode.store(next, SeqCst);

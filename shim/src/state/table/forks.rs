@@ -2,7 +2,7 @@
 //! [`COUNTED`], of which the child has a copy: so it takes back exactly that, whatever other threads of its parent
 //! have closed or made between the count and the copy.
 
-use super::{conn, free_unheld, lending, local, table, Local};
+use super::{births, conn, free_unheld, lending, local, table, Local};
 use crate::sys::{lock, pids};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use lane::family::{Conn, CONNS};
@@ -83,6 +83,7 @@ pub fn after_fork() {
         }
     });
     lending::none_lends();
+    births::no_child();
 }
 
 /// In the child, before anything is closed there: whoever had the lock is a thread of the parent.
