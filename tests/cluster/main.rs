@@ -184,20 +184,25 @@ struct Count {
     flow: Option<flow::Flow>,
 }
 
-/// (It may be writing just now.)
-fn number(c: &Cluster) -> Option<u64> {
-    let said = c.exec("shop", "load", &["cat", "/tmp/counted"]);
+/// How far a client of the shop's has counted. (There is no file before it begins, and nothing in it while it writes.)
+fn number(c: &Cluster, workload: &str) -> Option<u64> {
+    let said = c.exec("shop", workload, &["cat", "/tmp/counted"]);
     said.ok().and_then(|s| s.trim().parse().ok())
 }
 
-fn counted(c: &Cluster) -> Result<Count> {
+/// The same, once it can be read.
+fn await_number(c: &Cluster, workload: &str) -> Result<u64> {
     let mut n = None;
     until("the client counts", SOON, || {
-        n = number(c);
+        n = number(c, workload);
         n.is_some()
     })?;
+    n.context("a number")
+}
+
+fn counted(c: &Cluster) -> Result<Count> {
     Ok(Count {
-        n: n.context("a number")?,
+        n: await_number(c, "load")?,
         restarts: c.restarts("shop", "load")?,
         flow: flow::count(c)?,
     })
@@ -206,7 +211,7 @@ fn counted(c: &Cluster) -> Result<Count> {
 /// The client still counts, in the process that was there before; and so does the stream go on, on a lane.
 fn still_counts(c: &Cluster, before: &Count) -> Result<()> {
     until("the client counts on", SOON, || {
-        number(c).is_some_and(|n| n > before.n + 20)
+        number(c, "load").is_some_and(|n| n > before.n + 20)
     })?;
     let now = c.restarts("shop", "load")?;
     ensure!(now == before.restarts, "the client has ended");
