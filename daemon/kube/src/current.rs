@@ -39,7 +39,8 @@ struct Times {
     listed: bool,
     /// `None`: it is not there.
     opened: Option<Instant>,
-    heard: Option<Instant>,
+    /// When something came last.
+    told: Option<Instant>,
 }
 
 impl Times {
@@ -47,7 +48,7 @@ impl Times {
         let since = |t: Option<Instant>| t.map(|t| now.saturating_duration_since(t));
         self.listed
             && since(self.opened).is_some_and(|d| d >= SETTLING)
-            && since(self.heard).is_some_and(|d| d < SILENCE)
+            && since(self.told).is_some_and(|d| d < SILENCE)
     }
 }
 
@@ -92,11 +93,11 @@ impl Watching {
 
     fn opened(&self, now: Instant) {
         let mut t = self.times.lock();
-        (t.opened, t.heard) = (Some(now), Some(now));
+        (t.opened, t.told) = (Some(now), Some(now));
     }
 
-    fn heard(&self, now: Instant) {
-        self.times.lock().heard = Some(now);
+    fn tells(&self, now: Instant) {
+        self.times.lock().told = Some(now);
     }
 
     /// Is everything known that has changed, but for what is on its way?
@@ -110,13 +111,13 @@ impl Watching {
         self.listed();
         let long_ago = Instant::now().checked_sub(SETTLING);
         self.times.lock().opened = long_ago;
-        self.heard(Instant::now());
+        self.tells(Instant::now());
     }
 
     /// Was not heard of for long.
     #[cfg(test)]
     pub(crate) fn silent(&self) {
-        self.times.lock().heard = Instant::now().checked_sub(SILENCE);
+        self.times.lock().told = Instant::now().checked_sub(SILENCE);
     }
 }
 
@@ -167,11 +168,11 @@ where
                 return Ok(answer.map(|body| body.map_err(Into::into).boxed_unsync()));
             };
             watch.opened(Instant::now());
-            let heard = move |frame| {
-                watch.heard(Instant::now());
+            let note = move |frame| {
+                watch.tells(Instant::now());
                 frame
             };
-            Ok(answer.map(|b| b.map_err(Into::into).map_frame(heard).boxed_unsync()))
+            Ok(answer.map(|b| b.map_err(Into::into).map_frame(note).boxed_unsync()))
         })
     }
 }

@@ -183,10 +183,8 @@ async fn mutate(hook: &Hook, request: Request<Incoming>) -> Response<Full<Bytes>
 
 /// What counts instead of what was seen, if that may be behind and matters.
 async fn fresh<'a>(hook: &'a Hook, body: &[u8]) -> Option<Fresh<'a>> {
-    let behind = hook.seen.may_be_behind();
-    let namespace = behind
-        .then(|| up_to_namespace(&hook.pods, body))
-        .flatten()?;
+    let ask = hook.seen.may_be_behind();
+    let namespace = ask.then(|| up_to_namespace(&hook.pods, body)).flatten()?;
     hook.seen.look(&namespace).await
 }
 

@@ -548,8 +548,8 @@ pub(super) fn each_chained(s: &Set, mut f: impl FnMut(u32, &Reg)) {
 /// Has any counter that this set watches moved? Only reads, and takes no lock.
 pub(super) fn changed(s: &Set) -> bool {
     s.slots.each().any(|(_, slot)| {
-        let heard = slot.group().filter(|l| !l.is_muted());
-        let Some(ctl) = heard.and_then(|l| l.peer.control()) else {
+        let group = slot.group().filter(|l| !l.is_muted());
+        let Some(ctl) = group.and_then(|l| l.peer.control()) else {
             return false;
         };
         let mut counters = slot.each_counter();
