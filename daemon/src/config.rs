@@ -80,6 +80,8 @@ pub struct MetricsConfig {
     pub per_pod: PerPod,
     /// Most pods (or namespaces) that have series of their own at a time; the others share those of `other`.
     pub pods_max: usize,
+    /// Most reasons of a pod (or namespace) that have series of their own; 0: none by pod and reason.
+    pub reasons_max: usize,
 }
 
 /// Whose series there are besides those of the node.
@@ -220,6 +222,7 @@ impl Default for MetricsConfig {
             listen: String::new(),
             per_pod: PerPod::Namespace,
             pods_max: 500,
+            reasons_max: 8,
         }
     }
 }

@@ -7,9 +7,11 @@
 mod members;
 pub mod regs;
 pub mod sleepers;
+mod slots;
 
 pub use members::*;
 pub use regs::*;
+pub use slots::*;
 
 use crate::daemon;
 use crate::state::fdtab;
@@ -45,9 +47,6 @@ pub fn revents(events: u32) -> i16 {
     i16::from_ne_bytes(num::low16(events.into()).to_ne_bytes())
 }
 
-/// Maximum number of link groups per set: other processes with which its connections have lanes. (A spin looks at each that
-/// there is, and a page of a set's slots is touched only when they are used.)
-pub const LINK_GROUPS: usize = 512;
 /// Microseconds between two system calls that ask the kernel while lanes are busy.
 pub const LOOK_US: u64 = 20;
 
@@ -125,18 +124,10 @@ pub struct Set {
     pub queued: AtomicU32,
     /// Counts registrations that were put into the queue: see `Harvest::pushes`.
     pub pushes: AtomicU32,
-    /// Number of slots of `groups` that were ever used; the others need not be looked at.
-    pub high: AtomicU32,
-    /// Slots of `groups` whose doorbell is masked in the inner set: see `epoll::sleep`.
-    pub muted: [AtomicU64; LINK_GROUPS / 64],
     /// When the end of one of its connections has to be reported (CLOCK_MONOTONIC, ms), see `ends`; 0: none.
     pub end_ms: AtomicU64,
-    /// Link groups by slot (index + 1; 0: free). For each: a bit per publish counter with registrations, and for each
-    /// counter the value last seen and the first registration.
-    pub groups: [AtomicU32; LINK_GROUPS],
-    pub counters: [AtomicU32; LINK_GROUPS],
-    pub seen: [[AtomicU32; COUNTERS]; LINK_GROUPS],
-    pub chain: [[AtomicU32; COUNTERS]; LINK_GROUPS],
+    /// Its link groups: the other processes with which its connections have lanes.
+    pub slots: Slots,
 }
 
 /// Number of sets that were ever used.
@@ -211,7 +202,6 @@ pub fn created(fd: i32) {
                 &s.tail,
                 &s.queued,
                 &s.lock,
-                &s.high,
                 &s.moves,
                 &s.tcp,
                 &s.waited,
@@ -225,12 +215,8 @@ pub fn created(fd: i32) {
                 a.store(0, Relaxed);
             }
             s.spin.store(4, Relaxed);
-            s.muted.iter().for_each(|w| w.store(0, Relaxed));
             s.end_ms.store(0, Relaxed);
-            for k in 0..LINK_GROUPS {
-                s.groups[k].store(0, Relaxed);
-                s.counters[k].store(0, Relaxed);
-            }
+            s.slots.clear();
             if !fdtab::set(fd, fdtab::Fd::Set(i)) {
                 s.used.store(0, Release);
             }
@@ -300,10 +286,8 @@ pub fn ended(i: u32, s: &Set) {
                 }
             }
         }
-        for k in 0..LINK_GROUPS {
-            if let Some(l) = set_group(s, k) {
-                l.sets[i as usize / 64].fetch_and(!(1 << (i % 64)), SeqCst);
-            }
+        for l in s.slots.each().filter_map(|(_, slot)| slot.group()) {
+            l.sets[i as usize / 64].fetch_and(!(1 << (i % 64)), SeqCst);
         }
         sleepers::deafen(s);
         for f in [&s.inner, &s.wake_fd] {
@@ -374,10 +358,7 @@ pub fn after_fork() {
                 close_copy(s);
                 s.used.store(0, Relaxed);
             }
-            for k in 0..LINK_GROUPS {
-                s.groups[k].store(0, Relaxed);
-                s.counters[k].store(0, Relaxed);
-            }
+            s.slots.clear();
         }
     }
     regs::inherit_all();

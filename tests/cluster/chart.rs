@@ -15,7 +15,8 @@ const VARIANTS: [&str; 5] = [
     "",
     "csi.enabled=true,webhook.enabled=true,paths.nri=,webhook.replicas=3",
     "devicePlugin.enabled=true,devicePlugin.rails={underpass.io/rail,rdma/hca,aliyun/erdma}",
-    "rdmaResource=rdma/hca,nodes.enabled=false,metrics.public=true,metrics.perPod=pod",
+    "rdmaResource=rdma/hca,nodes.enabled=false,metrics.public=true,metrics.perPod=pod,\
+     metrics.podsMax=9,metrics.reasonsMax=0",
     "namespaces.include={shop},namespaces.exclude={kube-system,plain},image.tag=x,imagePullSecrets[0].name=pull,\
      podAnnotations.a=b,paths.plugins=",
 ];

@@ -28,6 +28,8 @@ use underpass_tests::harness::{failed, until};
 
 /// Longest wait for what should happen soon.
 const SOON: Duration = Duration::from_secs(60);
+/// How long the API is away for watches to be tried again only after some seconds.
+const AWAY: Duration = Duration::from_secs(5);
 /// The chart's namespace.
 const SYSTEM: &str = "underpass-system";
 const ENABLED: &str = "underpass.io/enabled";
@@ -52,7 +54,7 @@ type Test = fn(&mut Cluster) -> Result<()>;
 /// The same that makes its cluster itself.
 type Alone = fn() -> Result<()>;
 
-const TESTS: [(&str, Test); 32] = [
+const TESTS: [(&str, Test); 34] = [
     ("the_users_way", the_users_way),
     ("chart::chart", chart::chart),
     ("chart::least_privilege", chart::least_privilege),
@@ -68,6 +70,7 @@ const TESTS: [(&str, Test); 32] = [
         runtime_and_kubelet_are_restarted,
     ),
     ("daemon_and_api_are_away", daemon_and_api_are_away),
+    ("a_new_word_counts_at_once", a_new_word_counts_at_once),
     ("a_node_comes", nodes::a_node_comes),
     ("the_api_is_away", nodes::the_api_is_away),
     (
@@ -104,6 +107,10 @@ const TESTS: [(&str, Test); 32] = [
     (
         "without_nri::daemon_and_api_are_away",
         daemon_and_api_are_away,
+    ),
+    (
+        "without_nri::a_new_word_counts_at_once",
+        a_new_word_counts_at_once,
     ),
     ("nothing_is_left", nothing_is_left),
 ];
@@ -184,20 +191,25 @@ struct Count {
     flow: Option<flow::Flow>,
 }
 
-/// (It may be writing just now.)
-fn number(c: &Cluster) -> Option<u64> {
-    let said = c.exec("shop", "load", &["cat", "/tmp/counted"]);
+/// How far a client of the shop's has counted. (There is no file before it begins, and nothing in it while it writes.)
+fn number(c: &Cluster, workload: &str) -> Option<u64> {
+    let said = c.exec("shop", workload, &["cat", "/tmp/counted"]);
     said.ok().and_then(|s| s.trim().parse().ok())
 }
 
-fn counted(c: &Cluster) -> Result<Count> {
+/// The same, once it can be read.
+fn await_number(c: &Cluster, workload: &str) -> Result<u64> {
     let mut n = None;
     until("the client counts", SOON, || {
-        n = number(c);
+        n = number(c, workload);
         n.is_some()
     })?;
+    n.context("a number")
+}
+
+fn counted(c: &Cluster) -> Result<Count> {
     Ok(Count {
-        n: n.context("a number")?,
+        n: await_number(c, "load")?,
         restarts: c.restarts("shop", "load")?,
         flow: flow::count(c)?,
     })
@@ -206,7 +218,7 @@ fn counted(c: &Cluster) -> Result<Count> {
 /// The client still counts, in the process that was there before; and so does the stream go on, on a lane.
 fn still_counts(c: &Cluster, before: &Count) -> Result<()> {
     until("the client counts on", SOON, || {
-        number(c).is_some_and(|n| n > before.n + 20)
+        number(c, "load").is_some_and(|n| n > before.n + 20)
     })?;
     let now = c.restarts("shop", "load")?;
     ensure!(now == before.restarts, "the client has ended");
@@ -373,6 +385,31 @@ fn daemon_and_api_are_away(c: &mut Cluster) -> Result<()> {
     still_counts(c, &before)?;
     await_mode(c, "shop", "mortal", "SMCD")?;
     remove(c, &mortal)
+}
+
+/// The API server was away, so all watches are cut off; what the namespace says as soon as it is back counts for pods that are
+/// made then.
+fn a_new_word_counts_at_once(c: &mut Cluster) -> Result<()> {
+    let done = ["false", "true"].into_iter().try_for_each(|word| {
+        c.kill("api server");
+        std::thread::sleep(AWAY);
+        c.start_server()?;
+        say(c, word)?;
+        let late = Workload::new("late", "exec sleep 1000000");
+        deploy(c, &late)?;
+        let has = has_shim(c, "shop", "late")?;
+        ensure!(has == (word == "true"), "{word}, and has it: {has}");
+        remove(c, &late)
+    });
+    say(c, "true")?; // (whatever became of it: other tests come)
+    done
+}
+
+/// What the shop's namespace says.
+fn say(c: &Cluster, word: &str) -> Result<()> {
+    let word = format!("{ENABLED}={word}");
+    let words = ["annotate", "--overwrite", "namespace", "shop", &word];
+    c.kubectl(&words).map(drop)
 }
 
 fn runtime_and_kubelet_are_restarted(c: &mut Cluster) -> Result<()> {

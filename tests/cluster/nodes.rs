@@ -3,7 +3,7 @@
 
 use crate::cluster::{Cluster, FIRST, SECOND};
 use crate::things::{are_on, counts, rows_of, Workload};
-use crate::{counted, deploy, remove, still_counts, Count, REDIS_AT, SOON, SYSTEM};
+use crate::{await_number, counted, deploy, remove, still_counts, Count, REDIS_AT, SOON, SYSTEM};
 use anyhow::{ensure, Context, Result};
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine as _;
@@ -243,10 +243,8 @@ pub fn a_certificate_ends(c: &mut Cluster) -> Result<()> {
 }
 
 fn without_signer(c: &Cluster, before: &Count) -> Result<()> {
-    let remote = || -> Result<(u64, u32)> {
-        let said = c.exec("shop", "far", &["cat", "/tmp/counted"])?;
-        Ok((said.trim().parse()?, c.restarts("shop", "far")?))
-    };
+    let remote =
+        || -> Result<(u64, u32)> { Ok((await_number(c, "far")?, c.restarts("shop", "far")?)) };
     let was = remote()?;
     let ([cert, key], ends) = short(c, SECOND.name)?;
     for (name, text) in [("node.key", key), ("node.crt", cert)] {

@@ -3,7 +3,7 @@
  *     heard away | many
  *
  * away: two things happen at a time, and each is heard by one of two threads, though who is told of one is away then.
- * many: a set hears as many other processes as it can, with lanes, and then more, whose connections are on lanes already.
+ * many: a set hears very many other processes, each on its lane; then some of them go, and as many others come.
  * Prints "result ok".
  */
 #define _GNU_SOURCE
@@ -35,8 +35,7 @@
     } while (0)
 #define SOON 10000 /* ms */
 #define ROUNDS 600
-#define HEARD 512 /* as many other processes does a set of the shim's hear, */
-#define PEERS 518 /* and here are more */
+#define PEERS 650
 #define BOTH 3
 
 static int port;
@@ -142,42 +141,71 @@ static void one(int ep, unsigned data) {
     NEED(epoll_wait(ep, ev, 8, SOON) == 1 && ev[0].data.u32 == data);
 }
 
+static int fds[PEERS], mother[2];
+
+/* Makes a process for each byte that it is sent, each with a connection on which it answers. (They must have none of the
+ * other connections.) */
+static void mothers(int l) {
+    NEED(!pipe(mother));
+    if (fork()) return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    signal(SIGCHLD, SIG_IGN);
+    close(l);
+    for (char b; read(mother[0], &b, 1) == 1;) {
+        pid_t child = fork();
+        NEED(child >= 0);
+        if (child) continue;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        echo((void *)(long)dial());
+        _exit(0);
+    }
+    _exit(0);
+}
+
+/* Another process. The set knows its connection by this number. */
+static void peer(int l, int ep, unsigned k) {
+    NEED(write(mother[1], "x", 1) == 1);
+    NEED((fds[k] = accept(l, 0, 0)) >= 0);
+    settle(fds[k]);
+    add(ep, fds[k], EPOLLIN, k);
+}
+
+/* A message of its own to each, and what comes back. Returns how many were on TCP. */
+static int asked(int ep, unsigned round) {
+    int tcp = 0;
+    for (unsigned k = 0; k < PEERS; k++) {
+        unsigned b[16], back[16];
+        for (unsigned n = 0; n < 16; n++) b[n] = (round * PEERS + k) * 2654435761u + n;
+        struct moved before = moved(fds[k]);
+        NEED(send(fds[k], b, sizeof b, MSG_NOSIGNAL) == sizeof b);
+        one(ep, k);
+        NEED(recv(fds[k], back, sizeof back, MSG_WAITALL) == sizeof back && !memcmp(b, back, sizeof b));
+        if (under_shim() && !still(fds[k], before)) fprintf(stderr, "TCP %u\n", k), tcp++;
+    }
+    return tcp;
+}
+
+static void gone(int ep, unsigned k) {
+    NEED(!shutdown(fds[k], SHUT_WR));
+    one(ep, k);
+    close(fds[k]);
+}
+
 static void many(int l) {
-    int ep = epoll_create1(0), fds[PEERS], bad = 0;
+    int ep = epoll_create1(0);
     struct rlimit files;
     NEED(!getrlimit(RLIMIT_NOFILE, &files));
     files.rlim_cur = files.rlim_max;
     NEED(!setrlimit(RLIMIT_NOFILE, &files));
-    for (int k = 0; k < PEERS; k++) {
-        pid_t peer = fork();
-        NEED(peer >= 0);
-        if (peer) continue;
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        close(l);
-        echo((void *)(long)dial());
-        _exit(0);
-    }
-    for (int k = 0; k < PEERS; k++) NEED((fds[k] = accept(l, 0, 0)) >= 0);
-    for (int again = 0; again < 2; again++) {
-        for (int k = 0; k < PEERS; k++) {
-            char b[64] = {0};
-            if (!again) settle(fds[k]);
-            if (!again) add(ep, fds[k], EPOLLIN, k);
-            struct moved before = moved(fds[k]);
-            NEED(send(fds[k], b, sizeof b, MSG_NOSIGNAL) == sizeof b);
-            one(ep, k);
-            NEED(recv(fds[k], b, sizeof b, MSG_WAITALL) == sizeof b);
-            /* (Not yet when they are added: one may leave its lane for a moment then.) */
-            if (under_shim() && k < HEARD && again && !still(fds[k], before)) fprintf(stderr, "TCP %d\n", k), bad++;
-        }
-    }
-    NEED(!bad);
-    for (int k = 0; k < PEERS; k++) {
-        NEED(!shutdown(fds[k], SHUT_WR));
-        one(ep, k);
-        close(fds[k]);
-        NEED(wait(0) > 0);
-    }
+    mothers(l);
+    for (unsigned k = 0; k < PEERS; k++) peer(l, ep, k);
+    asked(ep, 0); /* (When it is added, one may leave its lane for a moment.) */
+    NEED(!asked(ep, 1));
+    for (unsigned k = 0; k < PEERS; k += 5) gone(ep, k);
+    for (unsigned k = 0; k < PEERS; k += 5) peer(l, ep, k);
+    asked(ep, 2);
+    NEED(!asked(ep, 3));
+    for (unsigned k = 0; k < PEERS; k++) gone(ep, k);
 }
 
 int main(int argc, char **argv) {

@@ -1,7 +1,8 @@
 //! Watches.
 
+use super::current::Watching;
 use super::nodes::{usable, NodeAt, Nodes, Placed};
-use super::{Learnt, Watched};
+use super::Learnt;
 use futures_util::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, PodSpec};
 use kube::core::PartialObjectMeta;
@@ -37,18 +38,14 @@ fn config() -> watcher::Config {
 pub(super) async fn namespaces(client: Client, learnt: &Learnt) {
     let all: Api<PartialObjectMeta<Namespace>> = Api::all(client);
     let events = watcher(all, config()).default_backoff();
-    let word = |n: &PartialObjectMeta<Namespace>| {
-        let word = n.annotations().get(ENABLED)?;
-        // (Longer ones mean nothing, and there may be many of them.)
-        Some(word.chars().take(WORD_MAX).collect())
-    };
+    let word = |n: &PartialObjectMeta<Namespace>| word_of(n.annotations());
     let mut list = List(BTreeMap::new());
     follow(
         events,
         "namespaces",
         word,
         PartialObjectMeta::name_any,
-        |is| learnt.set_watching(Watched::Namespaces, is),
+        Some(&learnt.namespaces),
         |told| {
             if let Some(change) = list.take(told) {
                 learnt.change(|c| change.make(&mut c.namespaces));
@@ -73,7 +70,7 @@ pub(super) async fn pods(client: Client, node: &str, learnt: &Learnt) {
             Some((init, containers(p)))
         },
         uid,
-        |is| learnt.set_watching(Watched::Pods, is),
+        Some(&learnt.pods),
         |told| {
             let Some(change) = list.take(told) else {
                 return;
@@ -96,7 +93,7 @@ pub(super) async fn nodes(client: Client, nodes: &Nodes) {
         "nodes",
         |n| Some(node_at(n)),
         |n| n.name_any(),
-        |_| {},
+        None,
         |told| match list.take(told) {
             Some(Change::All(all)) => nodes.set_nodes(&all),
             Some(Change::One(name, node)) => nodes.set_node(&name, node.as_ref()),
@@ -122,7 +119,7 @@ async fn follow_places(events: impl Stream<Item = watcher::Result<Event<Pod>>>, 
         "places of pods",
         placed,
         |p| p.uid().unwrap_or_default(),
-        |_| {},
+        None,
         |told| match told {
             Told::Begin => listed = HashSet::new(),
             Told::Listed(uid, placed) => {
@@ -212,6 +209,13 @@ fn containers(pod: &Pod) -> HashMap<String, Where> {
     known.collect()
 }
 
+/// The word of a namespace.
+pub(super) fn word_of(annotations: &BTreeMap<String, String>) -> Option<String> {
+    let word = annotations.get(ENABLED)?;
+    // (Longer ones mean nothing, and there may be many of them.)
+    Some(word.chars().take(WORD_MAX).collect())
+}
+
 /// Names of a pod's init containers, without those that go on beside the others.
 pub fn init_containers(pod: &PodSpec) -> Vec<String> {
     let all = pod.init_containers.iter().flatten();
@@ -291,14 +295,14 @@ impl<V> Change<V> {
     }
 }
 
-/// Hands on what a watch tells. `value` is what is wanted of an object, `key` what it is known by; `watching` is told
-/// whether the list is whole and followed.
+/// Hands on what a watch tells. `value` is what is wanted of an object, `key` what it is known by; `watching` is told how the
+/// watch fares.
 async fn follow<K, V>(
     events: impl Stream<Item = watcher::Result<Event<K>>>,
     what: &str,
     value: impl Fn(&K) -> Option<V>,
     key: impl Fn(&K) -> String,
-    watching: impl Fn(bool),
+    watching: Option<&Watching>,
     mut tell: impl FnMut(Told<V>),
 ) {
     let mut events = pin!(events);
@@ -306,7 +310,7 @@ async fn follow<K, V>(
     while let Some(event) = events.next().await {
         match event {
             Err(e) => {
-                watching(false);
+                watching.iter().for_each(|w| w.broken());
                 if !failing {
                     tracing::warn!("Kubernetes API, {what}: {e}; trying again");
                 }
@@ -322,7 +326,7 @@ async fn follow<K, V>(
             Ok(Event::InitDone) => {
                 tell(Told::Whole);
                 tracing::info!("Kubernetes API: {what} are watched");
-                watching(true);
+                watching.iter().for_each(|w| w.listed());
             }
             Ok(Event::Apply(object)) => tell(Told::One(key(&object), value(&object))),
             Ok(Event::Delete(object)) => tell(Told::One(key(&object), None)),

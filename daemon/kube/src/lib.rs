@@ -21,12 +21,16 @@
     )
 )]
 
+mod current;
+mod fresh;
 mod identity;
 mod kept;
 mod learn;
 mod nodes;
 mod tell;
 
+pub use current::{client, Watching};
+pub use fresh::{namespace, Asked, Fresh, Question};
 pub use learn::init_containers;
 pub use nodes::{NodeAt, Nodes};
 
@@ -34,8 +38,7 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU8, Ordering::*};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use underpass_admin::Where;
@@ -90,15 +93,10 @@ pub struct Learnt {
     file: PathBuf,
     /// Containers of this node's pods: by the pods' uids, then by their own ids.
     containers: Mutex<BTreeMap<String, HashMap<String, Where>>>,
-    /// Bits of [`Watched`].
-    watching: AtomicU8,
-}
-
-/// What is being watched, once its list is whole.
-#[derive(Clone, Copy, Debug)]
-enum Watched {
-    Namespaces = 1,
-    Pods = 2,
+    /// How the watches fare.
+    namespaces: Arc<Watching>,
+    pods: Arc<Watching>,
+    asker: OnceLock<mpsc::Sender<Asked>>,
 }
 
 impl Learnt {
@@ -112,7 +110,9 @@ impl Learnt {
             cluster: Mutex::new(cluster),
             file,
             containers: Mutex::default(),
-            watching: AtomicU8::new(0),
+            namespaces: Arc::new(Watching::namespaces()),
+            pods: Arc::new(Watching::pods()),
+            asker: OnceLock::new(),
         }
     }
 
@@ -126,25 +126,14 @@ impl Learnt {
         all.values().find_map(|pod| pod.get(id)).cloned()
     }
 
-    /// May the pod still become known? The runtime may ask about a pod before the watch has told of it.
+    /// Will the pod become known soon? The runtime may ask about a pod before the watch has told of it.
     pub fn awaits(&self, uid: &str) -> bool {
-        // Relaxed: a hint; what it stands for is behind the lock.
-        self.watching.load(Relaxed) & Watched::Pods as u8 != 0
-            && !self.cluster.lock().init.contains_key(uid)
+        self.pods.is_current() && !self.cluster.lock().init.contains_key(uid)
     }
 
-    /// Is all known that the API has to say?
+    /// Is all known that the API had to say when it was asked first?
     pub fn is_whole(&self) -> bool {
-        // Acquire: pairs with `set_watching`.
-        self.watching.load(Acquire) == Watched::Namespaces as u8 | Watched::Pods as u8
-    }
-
-    fn set_watching(&self, what: Watched, is: bool) {
-        // Release: what was listed is there before it is said to be.
-        match is {
-            true => self.watching.fetch_or(what as u8, Release),
-            false => self.watching.fetch_and(!(what as u8), Release),
-        };
+        self.namespaces.is_listed() && self.pods.is_listed()
     }
 
     /// Changes it, and the file if something is different.
@@ -179,14 +168,17 @@ pub fn start(node: String, learnt: Arc<Learnt>, others: Others) -> io::Result<Te
         .enable_all()
         .build()?;
     let (tx, mut events) = mpsc::channel(EVENTS);
+    let (asker, mut asked) = mpsc::channel(fresh::QUESTIONS);
+    learnt.ask_by(asker);
     let thread = std::thread::Builder::new().name("underpass-kube".into());
     thread.spawn(move || {
         rt.block_on(async {
-            let client = client().await;
+            let client = client_of(&learnt).await;
             tokio::join!(
                 learn::namespaces(client.clone(), &learnt),
                 learn::pods(client.clone(), &node, &learnt),
                 tell::events(client.clone(), &node, &mut events),
+                fresh::answer(client.clone(), &mut asked),
                 know(client.clone(), &node, &others),
             )
         });
@@ -216,10 +208,11 @@ async fn know(client: kube::Client, node: &str, others: &Others) {
 }
 
 /// A client as pods have it, or as $KUBECONFIG says.
-async fn client() -> kube::Client {
+async fn client_of(learnt: &Learnt) -> kube::Client {
     let mut said = false;
     loop {
-        match kube::Client::try_default().await {
+        let watches = vec![learnt.namespaces.clone(), learnt.pods.clone()];
+        match client(watches).await {
             Ok(c) => return c,
             Err(e) if said => tracing::debug!("Kubernetes API: {e}"),
             Err(e) => tracing::error!("Kubernetes API: {e}; trying again"),

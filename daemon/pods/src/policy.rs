@@ -111,28 +111,35 @@ pub enum Decision {
     Not(WhyNot),
 }
 
+/// The pod's own word.
+fn own_word(config: &PodsConfig, pod: &PodSandbox) -> Option<Result<bool, WhyNot>> {
+    let mut listed = config.annotations.iter();
+    let has = |a: &String| {
+        let (name, value) = a.split_once('=').unwrap_or((a, "true"));
+        pod.annotations.get(name).is_some_and(|v| v == value)
+    };
+    match pod.annotations.get(ENABLED).map(String::as_str) {
+        Some("true") => Some(Ok(true)),
+        Some("false") => Some(Ok(false)),
+        Some(_) => Some(Err(WhyNot::Unreadable)),
+        None => listed.any(has).then_some(Ok(true)),
+    }
+}
+
+/// Does the pod's namespace decide, because the pod says nothing itself?
+pub fn is_up_to_namespace(config: &PodsConfig, pod: &PodSandbox) -> bool {
+    own_word(config, pod).is_none()
+}
+
 /// Does the pod ask? Its own word wins, then its namespace's.
 fn asks(config: &PodsConfig, cluster: &Cluster, pod: &PodSandbox) -> Result<bool, WhyNot> {
-    let own = pod.annotations.get(ENABLED).map(String::as_str);
-    let namespace = cluster.namespaces.get(&pod.namespace);
-    let listed = || {
-        config.annotations.iter().any(|a| {
-            let (name, value) = a.split_once('=').unwrap_or((a, "true"));
-            pod.annotations.get(name).is_some_and(|v| v == value)
-        })
-    };
-    match own {
+    let namespaces = || match cluster.namespaces.get(&pod.namespace).map(String::as_str) {
         Some("true") => Ok(true),
         Some("false") => Ok(false),
-        Some(_) => Err(WhyNot::Unreadable),
-        None if listed() => Ok(true),
-        None => match namespace.map(String::as_str) {
-            Some("true") => Ok(true),
-            Some("false") => Ok(false),
-            Some(_) => Err(WhyNot::UnreadableNamespace),
-            None => Ok(config.include.contains(&pod.namespace)),
-        },
-    }
+        Some(_) => Err(WhyNot::UnreadableNamespace),
+        None => Ok(config.include.contains(&pod.namespace)),
+    };
+    own_word(config, pod).unwrap_or_else(namespaces)
 }
 
 /// Decides about a container that is about to be made. `in_place`: is what it would be given there?

@@ -22,6 +22,7 @@ use underpass_rdma::engine::ROUND_TRIPS_US;
 /// What has to be remembered from one time to the next.
 pub(super) struct Show {
     pods: Pods,
+    reasons_max: usize,
     highest: Highest,
     pub(super) ports: Ports,
 }
@@ -62,6 +63,7 @@ impl Show {
     pub(super) fn new(config: &MetricsConfig) -> Show {
         Show {
             pods: Pods::new(config),
+            reasons_max: config.reasons_max,
             highest: Highest::default(),
             ports: Ports::new(),
         }
@@ -76,7 +78,7 @@ impl Show {
         all.extend(counted(&s.counters));
         all.push(refused(&s.refused));
         let place = |namespace: &str, pod: &str| self.pods.place(namespace, pod, now);
-        all.extend(Ends::count(&s.rows, place).metrics());
+        all.extend(Ends::count(&s.rows, place).metrics(self.reasons_max));
         all.extend(self.of_pods());
         if let Some(c) = &s.containers {
             all.extend(self.containers(c, now));

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
-use underpass_kube::{Event, Learnt, Teller};
+use underpass_kube::{Event, Fresh, Learnt, Teller};
 use underpass_nri::messages::{Adjustment, Configure, Container, PodSandbox};
 use underpass_nri::{serve, Plugin};
 use underpass_pods::left;
@@ -23,7 +23,7 @@ const AGAIN_MAX: Duration = Duration::from_secs(5);
 /// The longest that the runtime waits for this daemon before it makes a container. Then the container goes without, and it is
 /// said why.
 const LIMIT: Duration = Duration::from_millis(100);
-/// How much of it a container waits for the API's word about a pod that the runtime has told of first.
+/// How much of it a container waits for the API's word, once about its pod's namespace and once about its pod.
 const LATE: Duration = Duration::from_millis(50);
 /// How long the runtime waits, at the daemon's start, for the API's first word.
 const FIRST_WORD: Duration = Duration::from_secs(5);
@@ -117,29 +117,38 @@ struct Containers {
 
 impl Containers {
     /// The runtime has the pod from the kubelet, which may have heard of it before this daemon did; then its init containers
-    /// are not known yet.
-    fn await_word(&self, pod: &PodSandbox, end: Instant) {
+    /// are not known yet. They are asked for where the watch may be behind.
+    fn await_word(&self, pod: &PodSandbox, end: Instant, fresh: &mut Fresh) {
         let source = pod.annotations.get(SOURCE.0);
-        let from_api = source.is_none_or(|s| s == SOURCE.1);
+        if source.is_some_and(|s| s != SOURCE.1) {
+            return;
+        }
         let end = end.min(Instant::now() + LATE);
-        while from_api && self.learnt.awaits(&pod.uid) && Instant::now() < end {
+        while self.learnt.awaits(&pod.uid) && Instant::now() < end {
             std::thread::sleep(LATE / 10);
         }
+        let at = (&*pod.namespace, &*pod.name, &*pod.uid);
+        self.learnt.look_at_pod(at, end, fresh);
     }
 
     fn answer(&mut self, pod: PodSandbox, container: Container) -> Option<Adjustment> {
         let end = Instant::now() + LIMIT;
         let (config, learnt) = (&self.config, &self.learnt);
-        let decide = |in_place: &_| {
+        let decide = |fresh: &_, in_place: &_| {
             let by = |cluster: &_| policy::decide(config, cluster, &pod, &container, in_place);
-            learnt.with(by)
+            learnt.with_fresh(fresh, by)
         };
-        let mut decision = decide(&Ok(()));
+        let mut fresh = Fresh::default();
+        if policy::is_up_to_namespace(config, &pod) {
+            let end = end.min(Instant::now() + LATE);
+            learnt.look_at_namespace(&pod.namespace, end, &mut fresh);
+        }
+        let mut decision = decide(&fresh, &Ok(()));
         // (Who does not get it in any case waits for nothing.)
         if matches!(decision, Decision::Inject(_)) {
             let in_place = self.in_place.now(end);
-            self.await_word(&pod, end);
-            decision = decide(&in_place);
+            self.await_word(&pod, end, &mut fresh);
+            decision = decide(&fresh, &in_place);
         }
         self.known.add_pod(pod.clone());
         self.known.made_container(&container, &decision);
@@ -223,7 +232,80 @@ impl Plugin for Containers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::sync::mpsc;
+    use underpass_kube::Question;
     use underpass_pods::policy::ENABLED;
+
+    /// Where the watches may be behind, as they are here, the API says what counts: of the namespace if the pod says nothing,
+    /// and of the pod's init containers.
+    #[test]
+    fn what_a_watch_may_have_missed_is_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("cluster.json");
+        let old = r#"{"namespaces": {"over": "true"}}"#;
+        std::fs::write(&file, old).unwrap();
+        let learnt = Arc::new(Learnt::kept_in(file));
+        let (asker, mut asked) = mpsc::channel(4);
+        learnt.ask_by(asker);
+        let api = std::thread::spawn(move || {
+            let mut all = Vec::new();
+            while let Some((q, to)) = asked.blocking_recv() {
+                all.push(q.clone());
+                let mut fresh = Fresh::default();
+                match q {
+                    Question::Namespace(name) => {
+                        let word = (name == "new").then(|| "true".into());
+                        fresh.namespace = Some((name, word));
+                    }
+                    Question::Pod { uid, .. } => fresh.init = Some((uid, vec!["first".into()])),
+                }
+                // (Nobody answers for the last one.)
+                if all.len() < 4 {
+                    let _ = to.send(fresh);
+                }
+            }
+            all
+        });
+        let mut ours = Containers {
+            in_place: InPlace::slow(Duration::ZERO),
+            known: Arc::default(),
+            learnt,
+            teller: None,
+            config: PodsConfig::default(),
+            runtime: String::new(),
+        };
+        let mut made = |namespace: &str, container: &str, word: Option<&str>| {
+            let mut pod = PodSandbox {
+                id: "s".into(),
+                uid: "u".into(),
+                name: "web-0".into(),
+                namespace: namespace.into(),
+                ..PodSandbox::default()
+            };
+            let word = word.map(|w| (ENABLED.into(), w.into()));
+            pod.annotations.extend(word);
+            let container = Container {
+                id: container.into(),
+                pod: "s".into(),
+                name: container.into(),
+                ..Container::default()
+            };
+            ours.create(pod, container).is_some()
+        };
+        assert!(!made("over", "main", None), "the word was taken back");
+        assert!(!made("new", "first", None), "an init container");
+        assert!(made("over", "main", Some("true")), "its own word counts");
+        assert!(!made("over", "main", Some("false")));
+        drop(ours);
+        let pod = |namespace: &str| Question::Pod {
+            namespace: namespace.into(),
+            name: "web-0".into(),
+            uid: "u".into(),
+        };
+        let of = |name: &str| Question::Namespace(name.into());
+        let all = api.join().unwrap();
+        assert_eq!(all, [of("over"), of("new"), pod("new"), pod("over")]);
+    }
 
     /// A disk that does not answer keeps no container from being made, and it is said why it has no shim; who did not ask does
     /// not wait at all.

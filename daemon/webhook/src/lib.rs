@@ -107,9 +107,9 @@ pub fn run(config: WebhookConfig, pods: PodsConfig) -> Result<(), Error> {
         let listener = listen(&config.listen)
             .await
             .map_err(|e| Error::Io(config.listen.clone(), e))?;
-        let client = kube::Client::try_default().await?;
         let tls = Arc::new(server::Tls::default());
         let seen = Arc::new(seen::Seen::default());
+        let client = underpass_kube::client(vec![seen.watching()]).await?;
         let hook = Arc::new(server::Hook {
             pods,
             seen: seen.clone(),

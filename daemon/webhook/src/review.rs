@@ -104,6 +104,20 @@ pub fn review(
     Ok(json!({"apiVersion": version, "kind": "AdmissionReview", "response": response}))
 }
 
+/// The namespace whose word decides about the pod that is being created, because it says nothing itself.
+pub(crate) fn up_to_namespace(config: &PodsConfig, body: &[u8]) -> Option<String> {
+    let Review { request, .. } = serde_json::from_slice(body).ok()?;
+    let said = request.object.pointer("/metadata/annotations").cloned();
+    let pod = PodSandbox {
+        annotations: said
+            .and_then(|a| serde_json::from_value(a).ok())
+            .unwrap_or_default(),
+        ..PodSandbox::default()
+    };
+    let is_pod = request.kind.kind == "Pod" && request.operation == "CREATE";
+    (is_pod && policy::is_up_to_namespace(config, &pod)).then_some(request.namespace)
+}
+
 fn shortened(text: &str) -> &str {
     let mut end = text.len().min(WARNING_MAX);
     while !text.is_char_boundary(end) {

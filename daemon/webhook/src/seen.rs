@@ -12,7 +12,13 @@ use kube::{Api, Client, ResourceExt};
 use parking_lot::Mutex;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use underpass_kube::Watching;
 use underpass_pods::policy::ENABLED;
+
+/// How long a pod waits for its namespace's word if the watch may be behind.
+const LOOK: Duration = Duration::from_millis(500);
 
 type Namespaces = PartialObjectMeta<Namespace>;
 
@@ -21,6 +27,10 @@ pub struct Seen {
     namespaces: Store<Namespaces>,
     classes: Store<RuntimeClass>,
     listed: AtomicBool,
+    /// How the watch of namespaces fares.
+    watching: Arc<Watching>,
+    /// Who is asked if that may be behind.
+    client: OnceLock<Client>,
     /// Until they are followed.
     writers: Mutex<Option<Writers>>,
 }
@@ -38,6 +48,8 @@ impl Default for Seen {
             namespaces,
             classes,
             listed: AtomicBool::new(false),
+            watching: Arc::new(Watching::namespaces()),
+            client: OnceLock::new(),
             writers: Mutex::new(Some((a, b))),
         }
     }
@@ -49,21 +61,71 @@ impl Seen {
         self.listed.load(Relaxed) // (orders nothing: the store has a lock of its own)
     }
 
-    /// For ever.
+    /// What its client notes ([`underpass_kube::client`]).
+    pub fn watching(&self) -> Arc<Watching> {
+        self.watching.clone()
+    }
+
+    /// What is known, with the word that the namespace has now. `None`: nobody says it.
+    pub(crate) async fn look<'a>(&'a self, namespace: &str) -> Option<Fresh<'a>> {
+        let client = self.client.get()?;
+        let look = underpass_kube::namespace(client, namespace);
+        let word = match tokio::time::timeout(LOOK, look).await {
+            Ok(Ok(word)) => word,
+            Ok(Err(e)) => {
+                tracing::warn!(
+                    namespace,
+                    "Kubernetes API: {e}: what was known before counts"
+                );
+                return None;
+            }
+            Err(_) => {
+                tracing::warn!(
+                    namespace,
+                    "Kubernetes API: no answer: what was known before counts"
+                );
+                return None;
+            }
+        };
+        Some(Fresh {
+            seen: self,
+            namespace: namespace.into(),
+            word,
+        })
+    }
+
+    /// Is the watch not known to have told everything, and is there somebody to ask?
+    pub(crate) fn may_be_behind(&self) -> bool {
+        self.client.get().is_some() && !self.watching.is_current()
+    }
+
+    /// Once: who is asked.
+    pub(crate) fn ask_by(&self, client: Client) {
+        let _ = self.client.set(client); // (the first stays)
+    }
+
+    /// For ever. `client`: notes how [`Seen::watching`] fares.
     pub async fn follow(&self, client: Client) {
         let Some((namespaces, classes)) = self.writers.lock().take() else {
             return std::future::pending().await; // somebody follows already
         };
+        self.ask_by(client.clone());
         let config = || watcher::Config::default().any_semantic();
         let all: Api<Namespaces> = Api::all(client.clone());
         let events = watcher(all, config()).default_backoff().modify(narrow);
-        let namespaces = tell("namespaces", reflector::reflector(namespaces, events));
+        let events = reflector::reflector(namespaces, events);
+        let namespaces = tell("namespaces", events, Some(&self.watching));
         let all: Api<RuntimeClass> = Api::all(client);
         let events = watcher(all, config()).default_backoff();
-        let classes = tell("runtime classes", reflector::reflector(classes, events));
+        let classes = tell(
+            "runtime classes",
+            reflector::reflector(classes, events),
+            None,
+        );
         let ready = async {
             if self.namespaces.wait_until_ready().await.is_ok() {
                 self.listed.store(true, Relaxed); // (as above)
+                self.watching.listed();
                 tracing::info!("Kubernetes API: namespaces are watched");
             }
         };
@@ -81,11 +143,16 @@ fn narrow(n: &mut Namespaces) {
 }
 
 /// Says once what does not work.
-async fn tell<K>(what: &str, events: impl Stream<Item = watcher::Result<K>>) {
+async fn tell<K>(
+    what: &str,
+    events: impl Stream<Item = watcher::Result<K>>,
+    watching: Option<&Watching>,
+) {
     let mut events = pin!(events);
     let mut failing = false;
     while let Some(event) = events.next().await {
         if let Err(e) = &event {
+            watching.iter().for_each(|w| w.broken());
             if !failing {
                 tracing::warn!("Kubernetes API, {what}: {e}; trying again");
             }
@@ -103,6 +170,26 @@ impl Lookup for Seen {
     fn handler(&self, class: &str) -> Option<String> {
         let c = self.classes.get(&ObjectRef::new(class))?;
         Some(c.handler.clone())
+    }
+}
+
+/// What is known, and a namespace's word as it is now.
+pub(crate) struct Fresh<'a> {
+    seen: &'a Seen,
+    namespace: String,
+    word: Option<String>,
+}
+
+impl Lookup for Fresh<'_> {
+    fn namespace(&self, name: &str) -> Option<String> {
+        match name == self.namespace {
+            true => self.word.clone(),
+            false => self.seen.namespace(name),
+        }
+    }
+
+    fn handler(&self, class: &str) -> Option<String> {
+        self.seen.handler(class)
     }
 }
 

@@ -4,8 +4,9 @@
 //! memory and time, and where there are too many connections, the oldest makes way.
 
 use crate::keys::Keys;
-use crate::review::review;
-use crate::seen::Seen;
+use crate::review::{review, up_to_namespace};
+use crate::seen::{Fresh, Seen};
+use crate::Lookup;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{HeaderValue, CONTENT_TYPE};
@@ -162,7 +163,12 @@ async fn mutate(hook: &Hook, request: Request<Incoming>) -> Response<Full<Bytes>
         Ok(Err(_)) => return text(StatusCode::PAYLOAD_TOO_LARGE, "too large, or cut off\n"),
         Err(_) => return text(StatusCode::REQUEST_TIMEOUT, "too slow\n"),
     };
-    match review(&hook.pods, &*hook.seen, &body) {
+    let fresh = fresh(hook, &body).await;
+    let lookup: &dyn Lookup = match &fresh {
+        Some(f) => f,
+        None => &*hook.seen,
+    };
+    match review(&hook.pods, lookup, &body) {
         Ok(answer) => reply(
             StatusCode::OK,
             "application/json",
@@ -173,6 +179,13 @@ async fn mutate(hook: &Hook, request: Request<Incoming>) -> Response<Full<Bytes>
             text(StatusCode::BAD_REQUEST, "no AdmissionReview\n")
         }
     }
+}
+
+/// What counts instead of what was seen, if that may be behind and matters.
+async fn fresh<'a>(hook: &'a Hook, body: &[u8]) -> Option<Fresh<'a>> {
+    let ask = hook.seen.may_be_behind();
+    let namespace = ask.then(|| up_to_namespace(&hook.pods, body)).flatten()?;
+    hook.seen.look(&namespace).await
 }
 
 fn text(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {

@@ -10,18 +10,11 @@ use core::sync::atomic::fence;
 use lane::abi::Cursor;
 use lane::num;
 
-/// Number of slots that have to be looked at.
-#[inline(always)]
-pub fn slots(s: &Set) -> usize {
-    (s.high.load(Relaxed) as usize).min(LINK_GROUPS)
-}
-
 /// The link group is about to be given back: removes it from all sets.
 pub fn unbind(group: &LinkGroup) {
     if SET_TABLE.load(Relaxed).is_null() {
         return;
     }
-    let want = num::small(groups::index(group)) + 1;
     for i in 0..num::small(SETS) {
         let s = set_at(i);
         if s.used.load(Relaxed) == 0 {
@@ -30,22 +23,12 @@ pub fn unbind(group: &LinkGroup) {
         let Some(_g) = lock::lock(&s.lock) else {
             continue;
         };
-        for k in 0..slots(s) {
-            if s.groups[k].load(Relaxed) == want {
-                let inner = s.inner.load(Relaxed);
-                let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, group.bell(), 0, 0);
-                sleepers::unhear(s, group);
-                s.groups[k].store(0, Release);
-                s.counters[k].store(0, Relaxed);
-            }
+        if s.slots.of(group).is_some() {
+            let inner = s.inner.load(Relaxed);
+            let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, group.bell(), 0, 0);
+            sleepers::unhear(s, group);
+            s.slots.remove(group);
         }
-    }
-}
-
-pub fn set_group(s: &Set, k: usize) -> Option<&'static LinkGroup> {
-    match s.groups[k].load(Acquire) {
-        0 => None,
-        n => groups::by_index(n as usize - 1),
     }
 }
 
@@ -94,8 +77,8 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) ->
     if !here && refuses(s) {
         return false;
     }
-    let Some(k) = bind(s, set, group) else {
-        // Too many link groups, or no descriptors: what is in the kernel's set stays there.
+    let Some((k, slot)) = bind(s, set, group) else {
+        // No descriptors, or no memory: what is in the kernel's set stays there.
         s.disqualified.store(1, Relaxed);
         return false;
     };
@@ -108,7 +91,7 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) ->
         return false;
     }
     let _ = sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, 0, 0);
-    count_with(s, (r, reg), conn, k, group);
+    count_with((r, reg), conn, (k, slot), group);
     reg.tcp.store(0, Relaxed);
     let tcp_pos = c.tx.tcp_pos.load(Relaxed);
     reg.tcp_pos.store(tcp_pos, Relaxed);
@@ -140,22 +123,22 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) ->
 }
 
 /// The registration joins those whose lanes have a publish counter of the link group in common: `k` is the link group's
-/// slot. Set lock held.
-fn count_with(s: &Set, (r, reg): (u32, &Reg), conn: u32, k: usize, group: &LinkGroup) {
+/// slot, with its number. Set lock held.
+fn count_with((r, reg): (u32, &Reg), conn: u32, (k, slot): (usize, &Slot), group: &LinkGroup) {
     let lane = table::conn(conn).lane.load(Relaxed) as usize;
     let g = (lane / LANES_PER_COUNTER).min(COUNTERS - 1);
     reg.slot.store(num::small(k * COUNTERS + g), Relaxed);
-    reg.next_counter.store(s.chain[k][g].load(Relaxed), Relaxed);
-    if s.counters[k].load(Relaxed) & (1 << g) == 0 {
-        s.chain[k][g].store(0, Relaxed);
+    reg.next_counter.store(slot.chain[g].load(Relaxed), Relaxed);
+    if slot.counters.load(Relaxed) & (1 << g) == 0 {
+        slot.chain[g].store(0, Relaxed);
         reg.next_counter.store(0, Relaxed);
         // What was published up to now is looked at by the caller.
         if let Some(ctl) = group.peer.control() {
-            s.seen[k][g].store(notify::counter(&ctl.seq[g].0), Relaxed);
+            slot.seen[g].store(notify::counter(&ctl.seq[g].0), Relaxed);
         }
-        s.counters[k].fetch_or(1 << g, Relaxed);
+        slot.counters.fetch_or(1 << g, Relaxed);
     }
-    s.chain[k][g].store(r, Relaxed);
+    slot.chain[g].store(r, Relaxed);
 }
 
 /// What a registration that moves has to tell of TCP's space.
@@ -218,20 +201,13 @@ pub fn hear(s: &Set) {
 }
 
 /// Makes sure that the set has its inner set, and the inner set the link group's doorbell. Returns the slot of the link
-/// group.
-pub fn bind(s: &Set, set: u32, group: &LinkGroup) -> Option<usize> {
+/// group, with its number.
+pub fn bind(s: &Set, set: u32, group: &LinkGroup) -> Option<(usize, &'static Slot)> {
     make_inner(s)?;
-    let want = num::small(groups::index(group)) + 1;
-    let mut free = None;
-    for k in 0..LINK_GROUPS {
-        match s.groups[k].load(Relaxed) {
-            n if n == want => return Some(k),
-            0 if free.is_none() => free = Some(k),
-            _ => {}
-        }
+    if let Some(k) = s.slots.of(group) {
+        return Some((k, s.slots.at(k)?));
     }
-    let k = free?;
-    let data = TAG_BELL | u64::from(want - 1);
+    let data = TAG_BELL | groups::index(group) as u64;
     let (inner, bell) = (s.inner.load(Relaxed), group.bell());
     let added = match group.is_inherited() {
         true => Ok(()), // this process must not listen to it
@@ -240,30 +216,30 @@ pub fn bind(s: &Set, set: u32, group: &LinkGroup) -> Option<usize> {
     if !matches!(added, Ok(()) | Err(libc::EEXIST)) {
         return None;
     }
-    s.muted[k / 64].fetch_and(!(1 << (k % 64)), Relaxed);
     group.sets[set as usize / 64].fetch_or(1 << (set % 64), SeqCst);
-    s.counters[k].store(0, Relaxed);
-    s.groups[k].store(want, Release);
+    let Some(k) = s.slots.add(group) else {
+        group.sets[set as usize / 64].fetch_and(!(1 << (set % 64)), SeqCst);
+        let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, bell, 0, 0);
+        return None;
+    };
     sleepers::hear_too(s, group);
-    s.high.fetch_max(num::small(k) + 1, Release);
-    Some(k)
+    Some((k, s.slots.at(k)?))
 }
 
 /// Removes an active registration from chain and queue, and from the count of lanes. Set lock held.
 pub fn detach(s: &Set, r: u32) {
     let reg = reg_at(r);
     let slot = reg.slot.load(Relaxed) as usize;
-    let mut at = &s.chain[(slot / COUNTERS).min(LINK_GROUPS - 1)][slot % COUNTERS];
-    loop {
-        let k = at.load(Relaxed);
-        if k == 0 {
-            break;
-        }
+    let mut at = s
+        .slots
+        .at(slot / COUNTERS)
+        .map(|l| &l.chain[slot % COUNTERS]);
+    while let Some(this) = at {
+        let k = this.load(Relaxed);
         if k == r {
-            at.store(reg.next_counter.load(Relaxed), Relaxed);
-            break;
+            this.store(reg.next_counter.load(Relaxed), Relaxed);
         }
-        at = &reg_at(k).next_counter;
+        at = (k != 0 && k != r).then(|| &reg_at(k).next_counter);
     }
     if reg.flags.load(Relaxed) & QUEUED != 0 {
         let mut at = &s.head;

@@ -4,7 +4,7 @@ use super::*;
 
 /// The link groups of a set. Set lock held.
 pub fn each_group(s: &Set, f: impl FnMut(&LinkGroup)) {
-    (0..slots(s)).filter_map(|k| set_group(s, k)).for_each(f);
+    s.slots.each().filter_map(|(_, l)| l.group()).for_each(f);
 }
 
 /// Adds that many threads to the sleepers of a link group, or removes them.

@@ -15,12 +15,16 @@ fn keys(old: Option<&Keys>) -> Keys {
 }
 
 async fn started() -> (std::net::SocketAddr, Arc<Tls>) {
+    started_with(Arc::default()).await
+}
+
+async fn started_with(seen: Arc<Seen>) -> (std::net::SocketAddr, Arc<Tls>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
     let tls = Arc::new(Tls::default());
     let hook = Arc::new(Hook {
         pods: PodsConfig::default(),
-        seen: Arc::default(),
+        seen,
     });
     tokio::spawn(serve(listener, tls.clone(), hook));
     (at, tls)
@@ -114,6 +118,51 @@ async fn an_api_server_asks() {
     }
     let answer = ask(&mut s, "POST /mutate HTTP/1.1", &vec![b' '; BODY_MAX + 1]).await;
     assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+}
+
+/// The watch of namespaces is not there, as after a restart of the API server: the namespace is asked for, if it decides.
+#[tokio::test]
+async fn a_namespace_is_asked_for_while_its_watch_is_cut_off() {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let all = asked.clone();
+    let api = tower::service_fn(move |request: Request<kube::client::Body>| {
+        let path = request.uri().path().to_owned();
+        let (status, annotations) = match path.as_str() {
+            "/api/v1/namespaces/shop" => (200, json!({"underpass.io/enabled": "true"})),
+            "/api/v1/namespaces/plain" => (200, json!({})),
+            _ => (500, json!({})),
+        };
+        all.lock().push(path);
+        let text = json!({"apiVersion": "v1", "kind": "Namespace",
+                          "metadata": {"name": "x", "annotations": annotations}})
+        .to_string();
+        let mut answer = Response::new(Full::from(text));
+        *answer.status_mut() = StatusCode::from_u16(status).unwrap();
+        async { Ok::<_, Infallible>(answer) }
+    });
+    let seen = Arc::new(Seen::default());
+    seen.ask_by(kube::Client::new(api, "default"));
+    let (at, tls) = started_with(seen).await;
+    let keys = keys(None);
+    tls.set(&keys).unwrap();
+    let mut s = connect(at, &keys.bundle).await.unwrap();
+    let mut patched = async |namespace: &str, annotations: Value| {
+        let pod = json!({"metadata": {"annotations": annotations},
+                         "spec": {"containers": [{"name": "web"}]}});
+        let request = json!({"uid": "u", "kind": {"kind": "Pod"}, "operation": "CREATE",
+                             "namespace": namespace, "object": pod});
+        let body = json!({"apiVersion": "admission.k8s.io/v1", "request": request}).to_string();
+        let answer = ask(&mut s, "POST /mutate HTTP/1.1", body.as_bytes()).await;
+        assert!(answer.contains("\"allowed\":true"), "{answer}");
+        answer.contains("JSONPatch")
+    };
+    assert!(patched("shop", json!({})).await && !patched("plain", json!({})).await);
+    assert!(!patched("shop", json!({"underpass.io/enabled": "false"})).await);
+    assert!(patched("plain", json!({"underpass.io/enabled": "true"})).await);
+    assert!(!patched("away", Value::Null).await);
+    let of = |n: &&str| format!("/api/v1/namespaces/{n}");
+    let expected: Vec<String> = ["shop", "plain", "away"].iter().map(of).collect();
+    assert_eq!(*asked.lock(), expected);
 }
 
 #[tokio::test]

@@ -22,6 +22,8 @@ exclude = {{ .Values.namespaces.exclude | toJson }}
 [metrics]
 listen = "{{ ternary "0.0.0.0" "127.0.0.1" .Values.metrics.public }}:{{ .Values.metrics.port }}"
 per_pod = {{ .Values.metrics.perPod | toJson }}
+pods_max = {{ .Values.metrics.podsMax | int }}
+reasons_max = {{ .Values.metrics.reasonsMax | int }}
 
 [kubernetes]
 api = true

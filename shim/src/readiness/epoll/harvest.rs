@@ -332,21 +332,21 @@ pub(super) fn pass_on(s: &Set) {
     }
 }
 
-/// Calls `f(slot, counter, peer's words, seen, now)` (`seen` and `now` are its values) for each counter that has moved.
+/// A slot with its number, and one of its counters.
+type At<'a> = (usize, &'a Slot, usize);
+
+/// Calls `f(slot and counter, peer's words, seen, now)` (`seen` and `now` are its values) for each counter that has moved.
 /// Set lock held.
 #[inline(always)]
-fn published(s: &Set, all: bool, mut f: impl FnMut(usize, usize, &Control, u32, u32)) {
-    for k in 0..slots(s) {
-        let Some(ctl) = set_group(s, k).and_then(|l| l.peer.control()) else {
+fn published(s: &Set, all: bool, mut f: impl FnMut(At<'_>, &Control, u32, u32)) {
+    for (k, slot) in s.slots.each() {
+        let Some(ctl) = slot.group().and_then(|l| l.peer.control()) else {
             continue;
         };
-        let mut counters = s.counters[k].load(Relaxed);
-        while counters != 0 {
-            let g = counters.trailing_zeros() as usize;
-            counters &= counters - 1;
-            let (seen, now) = (s.seen[k][g].load(Relaxed), notify::counter(&ctl.seq[g].0));
+        for g in slot.each_counter() {
+            let (seen, now) = (slot.seen[g].load(Relaxed), notify::counter(&ctl.seq[g].0));
             if now != seen || all {
-                f(k, g, ctl, seen, now);
+                f((k, slot, g), ctl, seen, now);
             }
         }
     }
@@ -356,42 +356,42 @@ fn published(s: &Set, all: bool, mut f: impl FnMut(usize, usize, &Control, u32, 
 /// logs tell. Set lock held.
 pub(super) fn gather(s: &Set, all: bool) {
     let mut several = 0;
-    published(s, false, |k, g, _, seen, now| {
-        let chain = s.chain[k][g].load(Relaxed);
+    published(s, false, |(_, slot, g), _, seen, now| {
+        let chain = slot.chain[g].load(Relaxed);
         let alone = now.wrapping_sub(seen) == 1
             || chain != 0 && reg_at(chain).next_counter.load(Relaxed) == 0;
         several += if alone { 1 } else { 2 };
     });
     let told = match several {
-        0 | 1 => 0,
-        _ => in_order(s),
+        0 | 1 => None,
+        _ => Some(in_order(s)),
     };
-    published(s, all, |k, g, _, _, now| {
-        s.seen[k][g].store(now, Relaxed);
-        let mut vain = !all && told & 1 << k == 0;
-        let mut r = s.chain[k][g].load(Relaxed);
+    published(s, all, |(k, slot, g), _, _, now| {
+        slot.seen[g].store(now, Relaxed);
+        let mut vain = !all && !told.is_some_and(|t| t.has(k));
+        let mut r = slot.chain[g].load(Relaxed);
         while r != 0 {
             let reg = reg_at(r);
             vain &= !news(s, r, reg, all);
             r = reg.next_counter.load(Relaxed);
         }
         if vain {
-            set_group(s, k).iter().for_each(|l| l.rung());
+            slot.group().iter().for_each(|l| l.rung());
         }
     });
 }
 
 /// Queues what several lanes have published, in the order of the logs. (The caller queues what the logs do not have.)
-/// Returns a bit for each slot whose link group had news.
+/// Returns the slots whose link groups had news.
 #[cold]
-fn in_order(s: &Set) -> u64 {
+fn in_order(s: &Set) -> Marks {
     let mut early = Early {
         n: 0,
-        told: 0,
+        told: Marks::default(),
         found: [(0, 0); EARLY],
     };
-    published(s, false, |k, g, ctl, seen, now| {
-        early.read(s, ctl, s.chain[k][g].load(Relaxed), g, seen..now);
+    published(s, false, |(_, slot, g), ctl, seen, now| {
+        early.read(s, ctl, slot.chain[g].load(Relaxed), g, seen..now);
     });
     early.queue(s);
     early.told
@@ -400,7 +400,7 @@ fn in_order(s: &Set) -> u64 {
 /// Registrations whose lanes have published, with the time (ticks) of their first publication.
 struct Early {
     n: usize,
-    told: u64,
+    told: Marks,
     found: [(u64, u32); EARLY],
 }
 
@@ -459,7 +459,7 @@ impl Early {
         for (_, r) in found.iter() {
             let reg = reg_at(*r);
             if news(s, *r, reg, false) {
-                self.told |= 1 << (reg.slot.load(Relaxed) as usize / COUNTERS % LINK_GROUPS);
+                self.told.set(reg.slot.load(Relaxed) as usize / COUNTERS);
             }
         }
         self.n = 0;
@@ -535,8 +535,8 @@ fn tell_ends(s: &Set) {
 
 /// Calls `f(number, registration)` for each active registration. Set lock held.
 pub(super) fn each_chained(s: &Set, mut f: impl FnMut(u32, &Reg)) {
-    published(s, true, |k, g, _, _, _| {
-        let mut r = s.chain[k][g].load(Relaxed);
+    published(s, true, |(_, slot, g), _, _, _| {
+        let mut r = slot.chain[g].load(Relaxed);
         while r != 0 {
             let reg = reg_at(r);
             f(r, reg);
@@ -547,21 +547,12 @@ pub(super) fn each_chained(s: &Set, mut f: impl FnMut(u32, &Reg)) {
 
 /// Has any counter that this set watches moved? Only reads, and takes no lock.
 pub(super) fn changed(s: &Set) -> bool {
-    for k in 0..slots(s) {
-        let Some(l) = set_group(s, k).filter(|l| !l.is_muted()) else {
-            continue;
+    s.slots.each().any(|(_, slot)| {
+        let group = slot.group().filter(|l| !l.is_muted());
+        let Some(ctl) = group.and_then(|l| l.peer.control()) else {
+            return false;
         };
-        let Some(ctl) = l.peer.control() else {
-            continue;
-        };
-        let mut counters = s.counters[k].load(Relaxed);
-        while counters != 0 {
-            let g = counters.trailing_zeros() as usize;
-            counters &= counters - 1;
-            if notify::counter(&ctl.seq[g].0) != s.seen[k][g].load(Relaxed) {
-                return true;
-            }
-        }
-    }
-    false
+        let mut counters = slot.each_counter();
+        counters.any(|g| notify::counter(&ctl.seq[g].0) != slot.seen[g].load(Relaxed))
+    })
 }

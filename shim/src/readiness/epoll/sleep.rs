@@ -399,33 +399,32 @@ fn fault() -> i32 {
 /// in. True: some are muted, and the sleep has to be short.
 fn mute(s: &Set) -> bool {
     let mut any = false;
-    for word in 0..slots(s).div_ceil(64) {
-        any |= mute_word(s, word);
+    for (_, page) in s.slots.pages() {
+        any |= mute_page(s, page);
     }
     any
 }
 
-/// The same for 64 link groups.
-fn mute_word(s: &Set, word: usize) -> bool {
-    let first = word * 64;
+/// The same for the link groups of a page.
+fn mute_page(s: &Set, page: &Page) -> bool {
     let mut muted = 0u64;
-    for k in first..slots(s).min(first + 64) {
-        if set_group(s, k).is_some_and(LinkGroup::is_muted) {
-            muted |= 1 << (k - first);
+    for (n, slot) in page.each() {
+        if slot.group().is_some_and(LinkGroup::is_muted) {
+            muted |= 1 << n;
         }
     }
-    let before = s.muted[word].load(Relaxed);
+    let before = page.muted.load(Relaxed);
     if muted == before {
         return muted != 0;
     }
     let Some(_g) = lock::lock(&s.lock) else {
         return true;
     };
-    let mut differ = muted ^ s.muted[word].swap(muted, Relaxed);
+    let mut differ = muted ^ page.muted.swap(muted, Relaxed);
     while differ != 0 {
         let k = differ.trailing_zeros() as usize;
         differ &= differ - 1;
-        if let Some(l) = set_group(s, first + k) {
+        if let Some(l) = page.slot(k).group() {
             let events = if muted & 1 << k != 0 { 0 } else { IN };
             let data = TAG_BELL | groups::index(l) as u64;
             let inner = s.inner.load(Relaxed);
@@ -437,17 +436,11 @@ fn mute_word(s: &Set, word: usize) -> bool {
 
 /// CPU that the producer last ran on, if the set has only one link group; otherwise none.
 pub(super) fn producer_cpu(s: &Set) -> u32 {
-    if s.groups[1].load(Relaxed) != 0 {
-        return u32::MAX;
-    }
-    let lane = reg_at(
-        s.chain[0][s.counters[0]
-            .load(Relaxed)
-            .trailing_zeros()
-            .min(num::small(COUNTERS) - 1) as usize]
-            .load(Relaxed),
-    );
-    let conn = lane.conn.load(Relaxed);
+    let lane = s.slots.only().and_then(|slot| {
+        let g = slot.each_counter().next()?;
+        Some(reg_at(slot.chain[g].load(Relaxed)))
+    });
+    let conn = lane.map_or(0, |r| r.conn.load(Relaxed));
     if conn == 0 {
         return u32::MAX;
     }
