@@ -26,8 +26,9 @@ struct {
 	__type(value, struct record);
 } records SEC(".maps");
 
+/* With a version in its name (src/pairing/bpf.rs): each change of the program gets another one. */
 SEC("sockops")
-int underpass(struct bpf_sock_ops *ctx)
+int underpass_2(struct bpf_sock_ops *ctx)
 {
 	__u32 op = ctx->op;
 	struct bpf_sock *sk;

@@ -31,7 +31,7 @@ use crate::clients::looks::Looks;
 use crate::clients::notice::Notice;
 use crate::clients::places::Places;
 use crate::clients::tenant;
-use crate::clients::view::{Holder, Snapshot};
+use crate::clients::view::{Entry, Holder, Snapshot};
 use crate::config::Config;
 use crate::core::counters::Counters;
 use crate::core::events::Events;
@@ -99,6 +99,8 @@ pub struct Core<V: Provider = Ibv> {
     pub scan_done: Rc<tokio::sync::Notify>,
     by_process: HashMap<(ProcId, Ident), ClientId>,
     pub waiting: Waiting,
+    /// A sweep is under way, and those are done.
+    swept_here: bool,
     /// Ends that are expedited, whose other end is looked for.
     pub lookup: Lookup,
     pub groups: LinkGroups,
@@ -119,7 +121,9 @@ pub struct Core<V: Provider = Ibv> {
     /// Containers, as their runtime told of them.
     pub(crate) pods: Arc<crate::pods::known::Known>,
     /// Shares one census among all who ask for `ss` at the same time.
-    pub looks: Rc<Looks>,
+    pub looks: Rc<Looks<Vec<Entry>>>,
+    /// And one reading of all tables among all who ask for the counters.
+    pub(crate) sums: Rc<Looks<underpass_admin::Stats>>,
     /// Captures, by the users who made them.
     pub(crate) captures: captured::Captures,
     /// Number of living processes that asked the daemon to stay.
@@ -193,6 +197,7 @@ impl<V: Provider> Core<V> {
             scan_done: Rc::default(),
             by_process: HashMap::new(),
             waiting: Waiting::new(clock.clone()),
+            swept_here: false,
             lookup: Lookup::default(),
             groups: LinkGroups::new((incarnation >> 32) as u32, clock),
             events: Events::default(),
@@ -205,6 +210,7 @@ impl<V: Provider> Core<V> {
             homes: Vec::new(),
             pods: Arc::default(),
             looks: Rc::default(),
+            sums: Rc::default(),
             captures: captured::Captures::default(),
             kept: 0,
             idle_since: Some(now),
@@ -344,6 +350,12 @@ impl<V: Provider> Core<V> {
         self.groups.client_silent(id, &mut out);
         self.act(out, Reason::PeerGone, RETRY_SOON_MS);
         self.busy_changed();
+    }
+
+    /// Counts the clients with a connection anew.
+    fn recount(&mut self) {
+        let with = self.clients.values().filter(|p| p.control.is_some());
+        self.connected = with.count();
     }
 
     /// The process has ended.

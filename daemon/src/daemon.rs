@@ -12,6 +12,7 @@ use crate::metrics::{gather, http};
 use crate::nodes::peers::directory::{ClusterDirectory, Directory, PORT};
 use crate::os::fds;
 use crate::os::held;
+use crate::os::panics::{self, Part};
 use crate::os::system::Machine;
 use crate::pods::runtime;
 use crate::tasks::channels;
@@ -34,7 +35,8 @@ use underpass_ibv::Ibv;
 use underpass_kube::{Certificates, Learnt, Nodes, Others, Teller};
 use underpass_pods::{left, place};
 
-/// Helpers that look at and close other people's descriptors; each may hang for a while.
+/// Helpers of this daemon's own looks and of the tools' requests, each of which may hang for a while. (What has to do with a
+/// program's descriptors has threads of its own: `os::pool`.)
 const HELPERS: usize = 1024;
 const SWEEP: Duration = Duration::from_secs(5);
 
@@ -105,9 +107,11 @@ pub fn run(options: Options) -> Result<(), Error> {
     let public = rustix::process::geteuid().is_root();
     let lock = take_dir(&options.dir, public)?;
     fds::raise_limit();
+    panics::install();
     let rt = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(HELPERS)
+        .on_thread_start(|| panics::enter(Part::Helper)) // helpers only: this thread is there already
         .build()?;
     let local = tokio::task::LocalSet::new();
     let done = local.block_on(&rt, serve(&options, public, &lock));

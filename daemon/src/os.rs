@@ -5,8 +5,8 @@
 //! and none names a module outside this room.
 
 pub(crate) mod address;
+pub(crate) mod bpf;
 pub(crate) mod cgroup2;
-mod closer;
 mod conntrack;
 pub(crate) mod diag;
 pub mod fds;
@@ -14,6 +14,8 @@ pub(crate) mod held;
 pub(crate) mod locality;
 pub mod memfd;
 pub(crate) mod namespaces;
+pub(crate) mod panics;
+pub(crate) mod pool;
 pub mod process;
 pub(crate) mod random;
 pub mod sockopt;

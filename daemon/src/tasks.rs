@@ -13,6 +13,7 @@ mod share;
 pub(crate) mod takeover;
 
 use crate::clients::limits::Cgroup;
+use crate::os::pool;
 use std::sync::Arc;
 
 /// A helper's work, as soon as this cgroup, which pays, may have one more. `None`: it has panicked.
@@ -22,5 +23,5 @@ async fn helped<T: Send + 'static>(
 ) -> Option<T> {
     payer.unsaturated().await;
     let _job = payer.job();
-    tokio::task::spawn_blocking(work).await.ok()
+    pool::LANES.run(Some(payer.descriptors.clone()), work).await
 }

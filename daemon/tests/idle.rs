@@ -108,3 +108,15 @@ fn a_successor_waits_for_the_one_that_leaves() {
     next.kill().unwrap();
     next.wait().unwrap();
 }
+
+/// Nothing that a step has half done, when it panicked, keeps the daemon for good.
+#[test]
+fn a_panic_keeps_no_daemon() {
+    let mut d = leaving();
+    let hostile = Shim::new(&d.dir);
+    say_bytes(&hostile.sock, b"test-panic", &[]);
+    while hear(&hostile.sock).is_some() {}
+    assert!(answers(&d));
+    drop(hostile);
+    assert!(d.wait().success());
+}

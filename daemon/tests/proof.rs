@@ -360,6 +360,115 @@ fn records_outlive_the_daemon() {
     offers(&mut a, &mut b);
 }
 
+/// A call of `bpf`, whose argument is in these words.
+fn bpf(command: i32, argument: &[u64]) -> OwnedFd {
+    use std::os::fd::FromRawFd;
+    // SAFETY: the argument lives, and so does what it points to.
+    let r = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            argument.as_ptr(),
+            std::mem::size_of_val(argument),
+        )
+    };
+    assert!(r >= 0, "bpf {command}: {}", std::io::Error::last_os_error());
+    // SAFETY: just made; or 0 for calls that make none, which is not used, and leaked by whoever calls.
+    unsafe { OwnedFd::from_raw_fd(r as i32) }
+}
+
+/// Pins as an earlier version has left them: a program of another version, which does less, with the map that there is.
+fn older(pins: &Pins) {
+    const BPF_PROG_LOAD: i32 = 5;
+    const BPF_OBJ_GET: i32 = 7;
+    const BPF_LINK_UPDATE: i32 = 29;
+    const SOCK_OPS: u64 = 13;
+    const CGROUP_SOCK_OPS: u64 = 3;
+    // r0 = 1; exit
+    let code: [u64; 2] = [0x1_0000_00b7, 0x95];
+    let license = c"Apache-2.0";
+    let mut name = [0u8; 16];
+    name[..9].copy_from_slice(b"underpass");
+    let name = [0, 8].map(|at: usize| u64::from_ne_bytes(name[at..at + 8].try_into().unwrap()));
+    let load = [
+        SOCK_OPS | 2 << 32,
+        code.as_ptr() as u64,
+        license.as_ptr() as u64,
+        0, // no log
+        0,
+        0, // (the kernel's version, and flags)
+        name[0],
+        name[1],
+        CGROUP_SOCK_OPS << 32,
+    ];
+    let program = bpf(BPF_PROG_LOAD, &load);
+    let path = std::ffi::CString::new(format!("{}/v1-node/link", pins.dir)).unwrap();
+    let link = bpf(BPF_OBJ_GET, &[path.as_ptr() as u64, 0]);
+    let numbers = |a: &OwnedFd, b: &OwnedFd| a.as_raw_fd() as u64 | (b.as_raw_fd() as u64) << 32;
+    std::mem::forget(bpf(BPF_LINK_UPDATE, &[numbers(&link, &program), 0]));
+}
+
+/// An earlier version has left its program: another one takes its place, and what was recorded before stays.
+#[test]
+fn an_older_program_is_replaced() {
+    if !root_or_skip("the older program") {
+        return;
+    }
+    let pins = Pins::new("older");
+    let (n1, n2) = joined("older");
+    drop(pins.daemon());
+    let before = both(&n1, &n2, "10.77.0.2:0");
+    older(&pins);
+    let unrecorded = both(&n1, &n2, "10.77.0.2:0");
+    let d = pins.daemon();
+    let after = both(&n1, &n2, "10.77.0.2:0");
+    for (c, s) in [&before, &after] {
+        let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+        let (i, j) = (a.enter(c, true), b.enter(s, false));
+        a.register(i, c);
+        b.register(j, s);
+        offers(&mut a, &mut b);
+    }
+    // (So that the older one did run.)
+    let (c, s) = &unrecorded;
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    let (i, j) = (a.enter(c, true), b.enter(s, false));
+    a.register(i, c);
+    b.register(j, s);
+    assert_eq!(a.declined(i).0, Reason::Unproven.code());
+}
+
+/// What is pinned cannot be used: pins of this version take its place, and outlive the daemon.
+#[test]
+fn pins_that_cannot_be_used_are_replaced() {
+    if !root_or_skip("the broken pins") {
+        return;
+    }
+    const BPF_MAP_CREATE: i32 = 0;
+    const BPF_OBJ_PIN: i32 = 6;
+    const ARRAY: u64 = 2;
+    let pins = Pins::new("broken");
+    let (n1, n2) = joined("broken");
+    drop(pins.daemon());
+    let records = format!("{}/v1-node/records", pins.dir);
+    std::fs::remove_file(&records).unwrap();
+    // Keys and values of four bytes, one of them.
+    let map = bpf(BPF_MAP_CREATE, &[ARRAY | 4 << 32, 4 | 1 << 32]);
+    let path = std::ffi::CString::new(records).unwrap();
+    std::mem::forget(bpf(
+        BPF_OBJ_PIN,
+        &[path.as_ptr() as u64, map.as_raw_fd() as u64],
+    ));
+    drop(pins.daemon());
+    let (c, s) = both(&n1, &n2, "10.77.0.2:0");
+    let d = pins.daemon();
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    let (i, j) = (a.enter(&c, true), b.enter(&s, false));
+    a.register(i, &c);
+    b.register(j, &s);
+    offers(&mut a, &mut b);
+}
+
 /// `connect(AF_UNSPEC)` and a second connect: the same socket and cookie, another connection.
 #[test]
 fn a_reused_socket_has_the_record_of_its_present_connection() {

@@ -217,6 +217,101 @@ fn who_fills_the_daemon_stops_nobody() {
     assert!(all.iter().all(|t| t.stranger.lives()));
 }
 
+/// One tenant sends more than a thousand descriptors whose closes wait for ten minutes. What another one sends is closed while
+/// most of these wait for their turns, and its programs and tools are served.
+#[test]
+fn who_closes_slowly_waits_for_itself() {
+    const MANY: usize = 3_000;
+    let shown = Shown::start("");
+    let d = &shown.daemon;
+    let Some(tenant) = Dialer::start(&d.dir) else {
+        return skip();
+    };
+    let shims: Vec<Shim> = (0..16).map(|_| tenant.shim()).collect();
+    let other = Shim::new(&d.dir);
+    raise_limit();
+    let l = TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::net::sockopt::set_socket_recv_buffer_size(&l, 1).unwrap();
+    let all: Vec<_> = (0..MANY).map(|_| lingering(&l)).collect();
+    // (Stopped meanwhile, so that its copies are the last ones.)
+    d.stop();
+    for ((c, _), s) in all.iter().zip(shims.iter().cycle()) {
+        // A message that this daemon does not know.
+        say_bytes(&s.sock, &[99, 0, 4, 0, 1, 2, 3, 4], &[c.as_fd()]);
+    }
+    let peers: Vec<TcpStream> = all.into_iter().map(|(_, s)| s).collect();
+    d.resume();
+    let held = || {
+        let all = std::fs::read_dir(format!("/proc/{}/fd", d.pid())).unwrap();
+        all.count()
+    };
+    let end = Instant::now() + PATIENCE;
+    while held() < MANY / 2 {
+        assert!(Instant::now() < end, "{} were read", held());
+    }
+    let before = held();
+    let (reader, writer) = std::io::pipe().unwrap();
+    say_bytes(&other.sock, &[99, 0, 4, 0, 1, 2, 3, 4], &[writer.as_fd()]);
+    drop(writer);
+    let mut p = [rustix::event::PollFd::new(
+        &reader,
+        rustix::event::PollFlags::IN,
+    )];
+    let wait = rustix::event::Timespec {
+        tv_sec: PATIENCE.as_secs() as i64,
+        tv_nsec: 0,
+    };
+    assert_eq!(
+        rustix::event::poll(&mut p, Some(&wait)),
+        Ok(1),
+        "it is not closed"
+    );
+    // A second of the one's closes is half of the threads.
+    let left = held();
+    assert!(left + 512 > before, "{before} before, {left} were left");
+    served(d, 3);
+    assert!(matches!(
+        d.ask(&Request::Down {
+            target: underpass_admin::Target::All
+        }),
+        Response::Told { .. }
+    ));
+    assert!(tenant.stranger.lives());
+    drop(peers);
+}
+
+/// A defect that a program's message meets costs that program its connection, and a tool's request that request.
+#[test]
+fn a_panic_ends_one_connection() {
+    const SAYS: &[u8] = b"test-panic";
+    let shown = Shown::start("");
+    let d = &shown.daemon;
+    let panics = |part: &str| shown.counter(&format!("underpass_panics_total{{part=\"{part}\"}}"));
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    pair(&mut a, &mut b);
+    let programs = d.stats().clients;
+    for n in 1..4 {
+        let hostile = Shim::new(&d.dir);
+        say_bytes(&hostile.sock, SAYS, &[]);
+        while let Some(m) = hear(&hostile.sock) {
+            assert!(!matches!(m.0, ToShim::Refused { .. }));
+        }
+        assert_eq!(panics("program"), n);
+    }
+    let mut tool = std::os::unix::net::UnixStream::connect(d.dir.join("admin.sock")).unwrap();
+    tool.write_all(SAYS).unwrap();
+    tool.write_all(b"\n").unwrap();
+    let mut answer = Vec::new();
+    let read = tool.read_to_end(&mut answer);
+    assert!(read.is_err() || answer.is_empty(), "{answer:?}");
+    assert_eq!((panics("program"), panics("tool")), (3, 1));
+    // The others' connections go on, and what is counted is right.
+    pair(&mut a, &mut b);
+    served(d, 3);
+    let s = d.until("those to be gone", |s| s.clients == programs);
+    assert_eq!(s.clients, programs);
+}
+
 fn raise_limit() {
     use rustix::process::{getrlimit, setrlimit, Resource};
     let mut limit = getrlimit(Resource::Nofile);

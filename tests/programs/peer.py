@@ -2,11 +2,15 @@
 
     peer.py dial HOST SERVER CA CERT KEY MESSAGE...
     peer.py serve HOST CA CERT KEY MESSAGE...
+    peer.py silent HOST NUMBER
+
+The last one keeps so many connections that say nothing, and makes a new one for each that ends.
 
 Each MESSAGE is sent as it is (JSON, or `raw:HEX` for bytes without a length; `plain:HEX` before
 TLS, with nothing after it). What comes back is printed, one line each, then `end` and why.
 """
 
+import select
 import socket
 import ssl
 import struct
@@ -48,6 +52,23 @@ def talk(s, messages):
         print("end", e, flush=True)
 
 
+def silent(host, number):
+    poll = select.poll()
+    kept = {}
+    made = 0
+    while True:
+        while len(kept) < number:
+            s = socket.create_connection((host, PORT), 10)
+            poll.register(s, select.POLLIN | select.POLLHUP)
+            kept[s.fileno()] = s
+            made += 1
+            if made == 2 * number:
+                print("full", flush=True)
+        for fd, _ in poll.poll(1000):
+            poll.unregister(fd)
+            kept.pop(fd).close()
+
+
 def main():
     what, host, *rest = sys.argv[1:]
     if what == "plain":
@@ -61,6 +82,8 @@ def main():
         except OSError as e:
             print("end", e, flush=True)
         return
+    if what == "silent":
+        silent(host, int(rest[0]))
     if what == "dial":
         server, ca, cert, key, *messages = rest
         c = context(ssl.PROTOCOL_TLS_CLIENT, ca, cert, key)

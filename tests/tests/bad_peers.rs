@@ -134,6 +134,21 @@ fn unknown_and_lies(fake: &Fake, a: &Node) -> Result<Running> {
     Ok(p)
 }
 
+/// Somebody at a node's own address (behind its translation, say) keeps more connections than there is room for, and says
+/// nothing: that node gets its channel.
+fn silence(fake: &Fake, a: &Node) -> Result<()> {
+    let mut silent = Program::python("peer.py", &fake.node.bare())
+        .args(["silent", &a.control(), "300"])
+        .spawn()?;
+    silent.line("full", PATIENCE)?;
+    let hello = hello(VERSION, MIN_VERSION);
+    let mut p = fake.dial(a, &[&hello])?;
+    p.line("got", PATIENCE)?;
+    a.await_up("n3")?;
+    drop((p, silent));
+    a.await_down("n3", "")
+}
+
 /// Whatever comes to the port costs its own channel and nothing else.
 #[test]
 fn root_bad_peers() -> Result<()> {
@@ -159,6 +174,7 @@ fn root_bad_peers() -> Result<()> {
     no_tls(&fake, &a)?;
     newer_versions(&fake, &a)?;
     bad_messages(&fake, &a)?;
+    silence(&fake, &a)?;
     let p = unknown_and_lies(&fake, &a)?;
     // Meanwhile the others were not disturbed.
     ensure!(a.peer("n2")?["state"] == "up");

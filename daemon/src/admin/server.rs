@@ -17,6 +17,7 @@ use crate::clients::view::Entry;
 use crate::core::commands::CommandTarget;
 use crate::core::Shared;
 use crate::os::address::normal;
+use crate::os::panics::{contain, injected, Part};
 use crate::os::process::Process;
 use crate::pods::unused;
 use crate::tasks::readings;
@@ -76,8 +77,11 @@ pub(crate) async fn serve(shared: Shared, listener: UnixListener, gate: Gate) {
             Ok((stream, _)) => {
                 let (shared, server) = (shared.clone(), server.clone());
                 tokio::task::spawn_local(async move {
-                    if let Err(e) = meet(shared, &server, stream).await {
-                        tracing::debug!("admin connection: {e}");
+                    let met = meet(shared.clone(), &server, stream);
+                    match contain(Part::Tool, met).await {
+                        Some(Ok(())) => {}
+                        Some(Err(e)) => tracing::debug!("admin connection: {e}"),
+                        None => shared.borrow_mut().recover(),
                     }
                 });
             }
@@ -140,6 +144,7 @@ async fn talk(
     (caller, accepted): (Option<Caller>, u64),
 ) -> std::io::Result<Option<capture::Begun>> {
     let line = tokio::time::timeout(TIME, line_of(stream)).await??;
+    injected(line.as_bytes(), || shared.borrow_mut().half_done());
     let request = serde_json::from_str::<Request>(&line);
     // What costs nothing is not waited for.
     let tenant = caller.as_ref().filter(|c| !c.all).map(|c| &c.tenant);
@@ -233,7 +238,9 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
     match request {
         Request::Ping | Request::Keep => pong(shared),
         Request::Stats => {
-            let mut stats = Box::new(stats(shared).await);
+            let sums = shared.borrow().sums.clone();
+            let all = sums.share(|| stats(shared)).await;
+            let mut stats = Box::new((*all).clone());
             if !caller.all {
                 stats.rails.iter_mut().for_each(rail_view::hide_nodes);
             }

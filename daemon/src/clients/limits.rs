@@ -288,10 +288,14 @@ impl Drop for Job {
     }
 }
 
+/// A cgroup that uses something. Its descriptors may be the last that there is of it, as long as their closes wait: whoever
+/// comes from there again goes on with them.
+struct Known(Weak<Cgroup>, Weak<Account>);
+
 /// All cgroups that use anything.
 pub struct Cgroups {
     limits: Limits,
-    cgroups: RefCell<HashMap<String, Weak<Cgroup>>>,
+    cgroups: RefCell<HashMap<String, Known>>,
     pub refused: Arc<Refusals>,
 }
 
@@ -306,10 +310,12 @@ impl Cgroups {
 
     pub fn get(&self, name: &str) -> Arc<Cgroup> {
         let mut cgroups = self.cgroups.borrow_mut();
-        if let Some(g) = cgroups.get(name).and_then(Weak::upgrade) {
+        let known = cgroups.get(name);
+        if let Some(g) = known.and_then(|k| k.0.upgrade()) {
             return g;
         }
-        cgroups.retain(|_, g| g.strong_count() > 0);
+        let descriptors = known.and_then(|k| k.1.upgrade()).unwrap_or_default();
+        cgroups.retain(|_, k| k.1.strong_count() > 0);
         let g = Arc::new(Cgroup {
             name: name.to_owned(),
             limits: self.limits,
@@ -321,11 +327,12 @@ impl Cgroups {
             jobs: AtomicU32::new(0),
             takeovers: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
-            descriptors: Arc::default(),
+            descriptors,
             refused: self.refused.clone(),
             resume: tokio::sync::Notify::new(),
         });
-        cgroups.insert(name.to_owned(), Arc::downgrade(&g));
+        let known = Known(Arc::downgrade(&g), Arc::downgrade(&g.descriptors));
+        cgroups.insert(name.to_owned(), known);
         g
     }
 }
@@ -366,6 +373,19 @@ mod tests {
         assert!(g.enter().is_some());
         assert!(Arc::ptr_eq(&g, &all.get("/a")));
         assert!(all.get("/b").take_lane(), "another cgroup has its own");
+    }
+
+    /// Nobody gets rid of descriptors whose closes wait by leaving and coming again.
+    #[test]
+    fn descriptors_stay_counted() {
+        let all = Cgroups::new(small(2, 100, 1));
+        let left = all.get("/a").descriptors.clone();
+        assert!(Arc::ptr_eq(&left, &all.get("/a").descriptors));
+        all.get("/b");
+        assert!(Arc::ptr_eq(&left, &all.get("/a").descriptors));
+        drop(left);
+        all.get("/b");
+        assert_eq!(all.cgroups.borrow().len(), 1);
     }
 
     /// Each limit counts what it refuses, and nothing else.

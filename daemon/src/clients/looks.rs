@@ -1,6 +1,5 @@
 //! Looks that several callers share: all who ask while one is in progress share the next one.
 
-use crate::clients::view::Entry;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::Future;
@@ -8,28 +7,36 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// When somebody asked, and what was seen.
-type Late = (Instant, Arc<Vec<Entry>>);
+type Late<T> = (Instant, Arc<T>);
 
 /// What the callers share.
-#[derive(Default)]
-pub struct Looks {
+pub struct Looks<T> {
     turn: tokio::sync::Mutex<()>,
     /// How many have begun.
     begun: Cell<u64>,
     /// Callers that wait for their turn.
     waiting: Cell<usize>,
     /// Number and result of the last look; kept only while somebody waits.
-    last: RefCell<Option<(u64, Arc<Vec<Entry>>)>>,
+    last: RefCell<Option<(u64, Arc<T>)>>,
     /// What those saw who may not look again so soon, and when they asked.
-    late: RefCell<HashMap<String, Late>>,
+    late: RefCell<HashMap<String, Late<T>>>,
 }
 
-impl Looks {
+impl<T> Default for Looks<T> {
+    fn default() -> Self {
+        Looks {
+            turn: tokio::sync::Mutex::default(),
+            begun: Cell::default(),
+            waiting: Cell::default(),
+            last: RefCell::default(),
+            late: RefCell::default(),
+        }
+    }
+}
+
+impl<T> Looks<T> {
     /// The result of a look that begins after this call, made by this caller or by another one.
-    pub async fn share<F: Future<Output = Vec<Entry>>>(
-        &self,
-        look: impl FnOnce() -> F,
-    ) -> Arc<Vec<Entry>> {
+    pub async fn share<F: Future<Output = T>>(&self, look: impl FnOnce() -> F) -> Arc<T> {
         let wanted = self.begun.get() + 1;
         self.waiting.set(self.waiting.get() + 1);
         let _turn = self.turn.lock().await;
@@ -47,11 +54,11 @@ impl Looks {
     }
 
     /// The same for `who`; whoever asks again within this time gets the same once more.
-    pub async fn share_late<F: Future<Output = Vec<Entry>>>(
+    pub async fn share_late<F: Future<Output = T>>(
         &self,
         (who, time): (&str, Duration),
         look: impl FnOnce() -> F,
-    ) -> Arc<Vec<Entry>> {
+    ) -> Arc<T> {
         let now = Instant::now();
         self.late.borrow_mut().retain(|_, l| l.0.elapsed() < time);
         if let Some((_, rows)) = self.late.borrow().get(who) {
@@ -71,7 +78,7 @@ mod tests {
     /// Whoever asks while somebody looks gets what the next look shows, and all of them the same one.
     #[tokio::test(flavor = "current_thread")]
     async fn callers_share_the_next_look() {
-        let (looks, taken) = (Looks::default(), Cell::new(0));
+        let (looks, taken) = (Looks::<Vec<()>>::default(), Cell::new(0));
         let ask = || {
             looks.share(|| async {
                 taken.set(taken.get() + 1);

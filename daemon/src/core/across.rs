@@ -85,11 +85,17 @@ impl<V: Provider> Core<V> {
     }
 
     pub(crate) fn forget_client_across(&mut self, id: ClientId) {
-        self.across(Box::new(|p, _, _, out| p.drop_if(|w| w.client == id, out)));
+        self.across(Box::new(|p, _, _, out| p.forget_client(id, out)));
     }
 
-    pub(crate) fn sweep_across(&mut self) {
-        self.across(Box::new(|p, _, alive, out| p.drop_if(|w| !alive(w), out)));
+    /// A step of it. `true`: there is more to do.
+    pub(crate) fn sweep_across(&mut self) -> bool {
+        let mut more = false;
+        let there_is = &mut more;
+        self.across(Box::new(move |p, _, alive, out| {
+            *there_is = p.sweep(alive, out);
+        }));
+        more
     }
 
     pub fn tick_across(&mut self) {

@@ -25,6 +25,18 @@ pub(super) struct Effects {
     under_way: bool,
 }
 
+impl Effects {
+    /// Whoever carried them out does not do so any more.
+    pub(super) fn interrupted(&mut self) {
+        self.under_way = false;
+    }
+
+    /// For tests.
+    pub(super) fn interrupt(&mut self) {
+        self.under_way = true;
+    }
+}
+
 /// The daemon's side of every remote link group.
 const REMOTE: u8 = 1;
 

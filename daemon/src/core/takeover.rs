@@ -52,7 +52,7 @@ impl<V: Provider> Core<V> {
             // (A process without a control connection could not see that this daemon has died.)
             let control = p.control.as_ref()?;
             let copy = rustix::io::fcntl_dupfd_cloexec(control.sock.get_ref().as_fd(), 0);
-            let copy = Foreign::new(copy.ok()?);
+            let copy = Foreign::received(copy.ok()?, Some(p.cgroup().descriptors.clone()));
             Some((p, (copy, control.lives.clone())))
         });
         let Some((p, control)) = sender else {

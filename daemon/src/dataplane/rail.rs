@@ -107,7 +107,8 @@ pub enum Effect {
 /// The daemon's side of a link group between a process and itself.
 struct RemoteGroup {
     node: Name,
-    incarnation: u64,
+    /// Of [`Node::era`].
+    era: u64,
     area: DaemonArea,
     client: Option<engine::ClientId>,
     bell: OwnedFd,
@@ -323,7 +324,7 @@ impl<V: Provider> Rails<V> {
         }
         let remote_group = RemoteGroup {
             node: name.clone(),
-            incarnation: node.incarnation,
+            era: node.era,
             area,
             client: None,
             bell,
@@ -338,10 +339,7 @@ impl<V: Provider> Rails<V> {
     fn peer_first(&mut self, group: u64, bytes: u64, fds: &[Arc<OwnedFd>]) -> Option<()> {
         let b = self.groups.get_mut(&group)?;
         let map = b.area.enter_first(false, fds.first()?, bytes)?;
-        let node = self
-            .nodes
-            .get_mut(&b.node)
-            .filter(|n| n.incarnation == b.incarnation)?;
+        let node = self.nodes.get_mut(&b.node).filter(|n| n.era == b.era)?;
         let client = node.pair.add_client(b.area.words()?);
         b.client = Some(client);
         node.clients.insert(client, group);
@@ -359,10 +357,7 @@ impl<V: Provider> Rails<V> {
     ) -> Option<()> {
         let b = self.groups.get_mut(&group)?;
         let map = b.area.enter(false, chunk, fds.first()?, bytes)?;
-        let node = self
-            .nodes
-            .get_mut(&b.node)
-            .filter(|n| n.incarnation == b.incarnation)?;
+        let node = self.nodes.get_mut(&b.node).filter(|n| n.era == b.era)?;
         node.pair.add_app_chunk(b.client?, chunk, map);
         Some(())
     }
@@ -373,10 +368,7 @@ impl<V: Provider> Rails<V> {
         b.asked = None;
         b.area.ready(chunk);
         let map = b.area.own_chunk(chunk)?;
-        let node = self
-            .nodes
-            .get_mut(&b.node)
-            .filter(|n| n.incarnation == b.incarnation)?;
+        let node = self.nodes.get_mut(&b.node).filter(|n| n.era == b.era)?;
         node.pair.add_own_chunk(b.client?, chunk, map);
         Some(())
     }
@@ -395,10 +387,7 @@ impl<V: Provider> Rails<V> {
             return;
         };
         // The engine keeps the memory as long as anything may be written to it.
-        let node = self
-            .nodes
-            .get_mut(&b.node)
-            .filter(|n| n.incarnation == b.incarnation);
+        let node = self.nodes.get_mut(&b.node).filter(|n| n.era == b.era);
         if let (Some(n), Some(p)) = (node, b.client) {
             n.pair.remove_client(p);
         }

@@ -12,6 +12,7 @@ use crate::core::counters::Counters;
 use crate::core::Shared;
 use crate::histogram::Histogram;
 use crate::os::memfd;
+use crate::os::panics::{self, Part};
 use crate::tasks::readings;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -47,6 +48,8 @@ pub(crate) struct Snapshot {
     pub counters: Counters,
     /// What limits have refused, in the order of [`Limit::ALL`].
     pub refused: [u64; Limit::ALL.len()],
+    /// Panics that ended a part of the daemon's work, in the order of [`Part::ALL`].
+    pub panics: [u64; Part::ALL.len()],
     pub datagrams: u64,
     pub ready: Ready,
     pub processes: usize,
@@ -135,6 +138,7 @@ async fn snapshot(shared: &Shared) -> Snapshot {
     Snapshot {
         counters: c.counters.clone(),
         refused: c.cgroups.refused.all(),
+        panics: panics::caught(),
         datagrams: DATAGRAMS.load(Relaxed),
         ready,
         processes: c.clients.values().filter(|p| p.control.is_some()).count(),

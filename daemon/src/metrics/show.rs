@@ -11,6 +11,7 @@ use crate::clients::limits::Limit;
 use crate::config::MetricsConfig;
 use crate::core::counters::{Counters, UNKNOWN};
 use crate::histogram::{Histogram, LIMITS_US};
+use crate::os::panics::Part;
 use lane::family::Cause;
 use lane::num;
 use lane::proto::reason::{Reason, TABLE};
@@ -77,6 +78,7 @@ impl Show {
         all.extend(node(s));
         all.extend(counted(&s.counters));
         all.push(refused(&s.refused));
+        all.push(panics(&s.panics));
         let place = |namespace: &str, pod: &str| self.pods.place(namespace, pod, now);
         all.extend(Ends::count(&s.rows, place).metrics(self.reasons_max));
         all.extend(self.of_pods());
@@ -312,6 +314,17 @@ fn refused(all: &[u64]) -> Metric {
     );
     for ((_, limit), n) in Limit::ALL.into_iter().zip(all) {
         m = m.with(&[("limit", limit)], Value::Count(*n));
+    }
+    m
+}
+
+fn panics(all: &[u64]) -> Metric {
+    let mut m = Metric::new(
+        "underpass_panics",
+        "Defects of the daemon that have ended no more than one part of its work, by the part",
+    );
+    for ((_, part), n) in Part::ALL.into_iter().zip(all) {
+        m = m.with(&[("part", part)], Value::Count(*n));
     }
     m
 }

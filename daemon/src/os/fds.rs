@@ -1,12 +1,12 @@
 //! Descriptors that came from outside, and where they are closed.
 //!
 //! A descriptor that another process sent may make `close` block for as long as that process likes: a socket with
-//! SO_LINGER, or a file of a FUSE server that does not answer. So received descriptors are closed by threads of their own
-//! (`closer`) or by a helper that is counted for its cgroup, never on the thread that serves everybody. The same holds for a control socket, because closing it also
-//! closes the descriptors that lie unread in its queue.
+//! SO_LINGER, or a file of a FUSE server that does not answer. So received descriptors are closed by threads that do nothing else
+//! ([`pool::CLOSES`]), or by a helper in its tenant's share, never on the thread that serves everybody. The same holds for a
+//! control socket, because closing it also closes the descriptors that lie unread in its queue.
 
-use crate::os::closer;
 use crate::os::held::{Account, Held};
+use crate::os::pool;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -74,14 +74,18 @@ impl AsRawFd for Foreign {
 impl Drop for Foreign {
     fn drop(&mut self) {
         if let Some(held) = self.0.take() {
-            closer::close(vec![held]);
+            pool::CLOSES.start(held.payer().cloned(), move || drop(held));
         }
     }
 }
 
 /// Closes these one after the other, at some time: what came together keeps one thread from its work.
 pub fn close_all(fds: Vec<Foreign>) {
-    closer::close(fds.into_iter().filter_map(|mut f| f.0.take()).collect());
+    let all: Vec<Held> = fds.into_iter().filter_map(|mut f| f.0.take()).collect();
+    let Some(payer) = all.first().map(|h| h.payer().cloned()) else {
+        return;
+    };
+    pool::CLOSES.start(payer, move || drop(all));
 }
 
 /// Types that own one descriptor.

@@ -40,6 +40,14 @@ pub fn is_tcp_of(sock: BorrowedFd<'_>, cookie: u64) -> bool {
         && get::<u64>(sock, libc::SOL_SOCKET, libc::SO_COOKIE).is_ok_and(|c| c.0 == cookie)
 }
 
+/// Is it a TCP socket whose last close waits for nothing, as far as its options go?
+pub fn closes_at_once(sock: BorrowedFd<'_>) -> bool {
+    get::<i32>(sock, libc::SOL_SOCKET, libc::SO_PROTOCOL).is_ok_and(|p| p.0 == libc::IPPROTO_TCP)
+        // A `struct linger` begins with whether it counts.
+        && get::<[u8; 8]>(sock, libc::SOL_SOCKET, libc::SO_LINGER)
+            .is_ok_and(|l| l.0[..4] == [0; 4])
+}
+
 /// The network namespace that a socket is in. It needs CAP_NET_ADMIN there.
 pub fn network_namespace(sock: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     /// linux/sockios.h

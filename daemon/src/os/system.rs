@@ -3,6 +3,7 @@
 //! have an implementation of their own.
 
 use crate::os::locality::Locality;
+use crate::os::pool::{self, Payer};
 use crate::os::{random, sockopt};
 use lane::num;
 use lane::os::room;
@@ -27,6 +28,10 @@ pub trait System: Send + Sync {
     }
     /// Runs on another thread what may wait for a lock or a file.
     fn help(&self, job: Box<dyn FnOnce() + Send>);
+    /// The same for what has to do with a descriptor that came from outside, in the share of the one that it is counted for.
+    fn help_for(&self, _payer: Payer, job: Box<dyn FnOnce() + Send>) {
+        self.help(job);
+    }
     fn random(&self) -> u64;
     /// Is there a process of this number in the daemon's pid namespace?
     fn lives(&self, pid: u32) -> bool;
@@ -60,6 +65,10 @@ impl System for Machine {
     /// On the runtime's blocking pool: inside the runtime only.
     fn help(&self, job: Box<dyn FnOnce() + Send>) {
         tokio::task::spawn_blocking(job);
+    }
+
+    fn help_for(&self, payer: Payer, job: Box<dyn FnOnce() + Send>) {
+        pool::LANES.start(payer, job);
     }
 
     fn random(&self) -> u64 {

@@ -1,10 +1,11 @@
 //! One control message with its descriptors, to and from a SEQPACKET socket. Never blocks.
 
 use crate::os::fds::{close_all, Foreign};
+use crate::os::pool;
 use crate::os::sockopt;
 use lane::proto::msg::MAX_FDS;
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -79,14 +80,33 @@ impl HandedOver {
         }))
     }
 
-    /// Closes our copy; then the shim, which waits before it closes its own, sees POLLHUP. Runs on the blocking pool.
+    /// Closes our copy; then the shim, which waits before it closes its own, sees POLLHUP. Runs on a helper, which does not
+    /// wait: where a close may, it is left to those who do nothing else, in the same order.
     pub fn close(self) {
-        self.socket.close(); // may block
-        if let Some(end) = self.end {
-            // Fails for a socket that has no shutdown, which is not the shim's.
-            let _ = rustix::net::shutdown(&end, rustix::net::Shutdown::Both);
-            end.close();
+        let Self { socket, end } = self;
+        if sockopt::closes_at_once(socket.as_fd()) {
+            socket.close();
+            return hang_up(end);
         }
+        let payer = socket.payer().cloned();
+        pool::CLOSES.start(payer, move || {
+            socket.close();
+            hang_up(end);
+        });
+    }
+}
+
+/// Tells the shim that our copy of its socket is closed.
+fn hang_up(end: Option<Foreign>) {
+    let Some(end) = end else { return };
+    // Fails for a socket that has no shutdown, which is not the shim's.
+    let shut = rustix::net::shutdown(&end, rustix::net::Shutdown::Both).is_ok();
+    // Nothing can be put into its queue any more. What lies there would be closed with it, and that may wait.
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let empty = rustix::net::recv(&end, &mut [0u8; 1][..], flags).is_ok_and(|n| n.0 == 0);
+    match shut && empty {
+        true => end.close(),
+        false => drop(end),
     }
 }
 

@@ -2,18 +2,21 @@
 //! fails here, the daemon runs without this proof.
 //!
 //! Program and map are pinned, so that connections made while no daemon runs are recorded, too.
-//! Several daemons of one node share them.
+//! Several daemons of one node share them. A daemon that finds an older program than its own puts its own into that one's
+//! place, from one event to the next: the map stays, and with it the records of the connections that there are. Of two
+//! daemons with different programs, the newer one's stays; the older daemon reads what it records.
 
+use crate::os::bpf::replace_program;
 use crate::os::cgroup2;
 use crate::pairing::proof::{NoProof, Proof, Record, Role};
 use aya::maps::{Map, MapData, SkStorage};
 use aya::programs::links::{FdLink, PinnedLink};
-use aya::programs::{CgroupAttachMode, SockOps};
-use aya::EbpfLoader;
+use aya::programs::{loaded_programs, CgroupAttachMode, SockOps};
+use aya::{Ebpf, EbpfLoader};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use serde::Deserialize;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -46,6 +49,22 @@ static PROGRAM: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/s
 /// each other's records.
 const LAYOUT: u32 = 1;
 
+/// Version of the program, which its name tells. The first one had none.
+const VERSION: u32 = 2;
+const NAME: &str = "underpass_2";
+
+/// Of a program with this name; 0: it is none of ours.
+fn version_of(name: &str) -> u32 {
+    match name.strip_prefix("underpass") {
+        Some("") => 1,
+        Some(v) => v
+            .strip_prefix('_')
+            .and_then(|v| v.parse().ok())
+            .unwrap_or(0),
+        None => 0,
+    }
+}
+
 /// As in `sockops.bpf.c`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -71,6 +90,8 @@ enum Error {
     Link(#[from] aya::programs::links::LinkError),
     #[error("no cgroup v2 hierarchy: {0}")]
     Cgroup(Errno),
+    #[error("it cannot be replaced: {0}")]
+    Replace(Errno),
     #[error("the program has not the parts it was built with")]
     Parts,
 }
@@ -119,9 +140,7 @@ fn start(config: &ProofConfig) -> Result<Bpf, Error> {
     }
     let mut bpf = EbpfLoader::new().load(PROGRAM)?;
     let map = bpf.take_map("records").ok_or(Error::Parts)?;
-    let program = bpf.program_mut("underpass").ok_or(Error::Parts)?;
-    let program: &mut SockOps = program.try_into()?;
-    program.load()?;
+    let program = load(&mut bpf)?;
     let id = program.attach(&cgroup.dir, CgroupAttachMode::Single)?;
     let link: FdLink = program.take_link(id)?.try_into()?;
     let Map::SkStorage(data) = map else {
@@ -131,10 +150,15 @@ fn start(config: &ProofConfig) -> Result<Bpf, Error> {
     if let Some(dir) = &pins {
         match pin(dir, &data, &mut link) {
             Ok(()) => {}
-            // Another daemon was quicker: its pins are as good as ours.
+            // Another daemon was quicker: its pins are as good as ours. If they cannot be used, ours take their places.
             Err(e) => match reuse(dir) {
                 Some(b) => return Ok(b),
-                None => tracing::info!("records will not outlive the daemon: {e}"),
+                None => {
+                    let replaced = replace(dir, &data, &mut link);
+                    if let Err(again) = replaced {
+                        tracing::info!("records will not outlive the daemon: {e}; {again}");
+                    }
+                }
             },
         }
     }
@@ -150,26 +174,91 @@ fn start(config: &ProofConfig) -> Result<Bpf, Error> {
     })
 }
 
+fn load(bpf: &mut Ebpf) -> Result<&mut SockOps, Error> {
+    let program: &mut SockOps = bpf.program_mut(NAME).ok_or(Error::Parts)?.try_into()?;
+    program.load()?;
+    Ok(program)
+}
+
+const LINK: &str = "link";
+const RECORDS: &str = "records";
+
 /// Pins the map, then the link: the records of a pinned link without a pinned map could be read by nobody.
 fn pin(dir: &Path, map: &MapData, link: &mut Option<FdLink>) -> Result<(), String> {
+    if dir.join(LINK).exists() {
+        return Err("there are pins that cannot be used".into());
+    }
     // A map without its link, otherwise `reuse` would have taken both.
-    let _ = std::fs::remove_file(dir.join("records"));
-    map.pin(dir.join("records")).map_err(|e| causes(&e))?;
+    let _ = std::fs::remove_file(dir.join(RECORDS));
+    pin_as(dir, (RECORDS, LINK), map, link)
+}
+
+fn pin_as(
+    dir: &Path,
+    (records, of): (&str, &str),
+    map: &MapData,
+    link: &mut Option<FdLink>,
+) -> Result<(), String> {
+    map.pin(dir.join(records)).map_err(|e| causes(&e))?;
     let free = link.take().ok_or("no link")?;
-    let pinned = free.pin(dir.join("link")).map_err(|e| causes(&e))?;
+    let pinned = free.pin(dir.join(of)).map_err(|e| causes(&e))?;
     *link = Some(pinned.into());
     Ok(())
 }
 
-/// Opens the map and the link that an earlier daemon has pinned.
+/// Pins both beside the pins that there are, and puts them into their places, each at once.
+fn replace(dir: &Path, map: &MapData, link: &mut Option<FdLink>) -> Result<(), String> {
+    // (Names with a dot are the file system's own.)
+    const NEW: (&str, &str) = ("records-new", "link-new");
+    for left in [NEW.0, NEW.1] {
+        let _ = std::fs::remove_file(dir.join(left)); // of a daemon that was killed here
+    }
+    pin_as(dir, NEW, map, link)?;
+    for (new, old) in [(NEW.0, RECORDS), (NEW.1, LINK)] {
+        std::fs::rename(dir.join(new), dir.join(old)).map_err(|e| e.to_string())?;
+    }
+    tracing::info!("pins of the BPF proof that could not be used were replaced");
+    Ok(())
+}
+
+/// Opens the map and the link that an earlier daemon has pinned. `None`: they cannot be used.
 fn reuse(dir: &Path) -> Option<Bpf> {
-    let link = PinnedLink::from_pin(dir.join("link")).ok()?;
-    let map = MapData::from_pin(dir.join("records")).ok()?;
-    let records = SkStorage::try_from(Map::SkStorage(map)).ok()?;
+    let link = PinnedLink::from_pin(dir.join(LINK)).ok()?;
+    let link = FdLink::from(link);
+    let map = MapData::from_pin(dir.join(RECORDS)).ok()?;
+    let info = map.info().ok()?;
+    if info.value_size() as usize != std::mem::size_of::<RawRecord>() {
+        return None;
+    }
+    let records = SkStorage::try_from(Map::from_map_data(map).ok()?).ok()?;
+    if running(&link) < VERSION {
+        match upgrade(dir) {
+            Ok(()) => tracing::info!("an older program of the BPF proof was replaced"),
+            Err(e) => tracing::warn!("an older program of the BPF proof stays: {}", causes(&e)),
+        }
+    }
     Some(Bpf {
         records,
-        _link: link.into(),
+        _link: link,
     })
+}
+
+/// Version of the program that this link runs; 0: none of ours, or it cannot be told.
+fn running(link: &FdLink) -> u32 {
+    let Ok(info) = link.info() else { return 0 };
+    let mut all = loaded_programs().filter_map(Result::ok);
+    let program = all.find(|p| p.id() == info.program_id());
+    program.map_or(0, |p| version_of(p.name_as_str().unwrap_or_default()))
+}
+
+/// Puts our program, with the map that is pinned, into the place of the one that runs.
+fn upgrade(dir: &Path) -> Result<(), Error> {
+    let mut loader = EbpfLoader::new();
+    let mut bpf = loader
+        .map_pin_path(RECORDS, dir.join(RECORDS))
+        .load(PROGRAM)?;
+    let program = load(&mut bpf)?;
+    replace_program(&dir.join(LINK), program.fd()?.as_fd()).map_err(Error::Replace)
 }
 
 /// The directory for the pins, on a BPF file system; mounts one if there is none.
@@ -221,5 +310,31 @@ impl Proof for Bpf {
 
     fn active(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        assert_eq!(version_of(NAME), VERSION);
+        assert_eq!(
+            ["underpass", "underpass_7", "underpass_", "other", ""].map(version_of),
+            [1, 7, 0, 0, 0]
+        );
+        assert!(NAME.len() < 16, "the kernel cuts it");
+    }
+
+    /// Who changes the program without another version leaves the old one in place on every node that is upgraded.
+    #[test]
+    fn a_changed_program_has_another_version() {
+        let source = include_str!("../../bpf/sockops.bpf.c");
+        let hash = source.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
+            (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)
+        });
+        let known = (2, 0x9ddd_e5cf_0eb1_c2a1);
+        assert_eq!((VERSION, hash), known, "raise VERSION, and enter both here");
     }
 }

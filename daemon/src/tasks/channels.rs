@@ -6,15 +6,18 @@
 
 mod context;
 mod handshake;
+mod strangers;
 pub mod tls;
 
 use crate::clients::limits::Limit;
+use crate::clients::places::Place;
 use crate::config::{NodeConfig, TlsConfig};
 use crate::core::Shared;
 use crate::nodes::peers::cut::Cut;
 use crate::nodes::peers::directory::{Name, PORT};
 use crate::nodes::peers::msg::{CloseReason, Msg};
 use crate::nodes::peers::{Peers, QUEUE};
+use crate::os::panics::{contain, Part};
 use crate::os::random::random;
 use bytes::BytesMut;
 use context::Context;
@@ -25,6 +28,7 @@ use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+use strangers::Strangers;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{signal, SignalKind};
@@ -40,10 +44,8 @@ const HEALTHY_AFTER: Duration = Duration::from_secs(10);
 /// A side with nothing to send sends a ping after `PING`; a peer that is silent for `SILENT` is dead.
 const PING: Duration = Duration::from_secs(5);
 const SILENT: Duration = Duration::from_secs(16);
-/// Limits for connections that have not said hello: in all, and from one address.
-const UNAUTHENTICATED: usize = 256;
-const UNAUTHENTICATED_OF_ONE: usize = 16;
-/// Pause between two accepted connections.
+/// Connections that are accepted before it is the others' turn, and the pause then.
+const ACCEPTS: u64 = 16;
 const BETWEEN: Duration = Duration::from_millis(5);
 /// How often the certificate files and the deadlines are checked.
 const TICK: Duration = Duration::from_secs(1);
@@ -95,7 +97,7 @@ pub async fn run(shared: Shared, files: TlsConfig, listener: TcpListener) {
         incarnation,
         files,
         identity: RefCell::default(),
-        unauthenticated: RefCell::default(),
+        strangers: Strangers::new(),
         shared,
     });
     let stamps = tls::stamps(&ctx.files);
@@ -191,7 +193,10 @@ async fn dialer(ctx: Rc<Context>, name: Name) {
             return;
         };
         let begin = Instant::now();
-        let dialed = tokio::time::timeout(2 * handshake::TIME, handshake::dial(&ctx, &peer)).await;
+        let dialed = tokio::time::timeout(2 * handshake::TIME, handshake::dial(&ctx, &peer));
+        let dialed = contain(Part::Node, dialed)
+            .await
+            .unwrap_or_else(|| Ok(Err(handshake::failed(&peer.name))));
         let failure = match dialed {
             Ok(Ok(ready)) => {
                 serve(&ctx, ready).await;
@@ -220,43 +225,22 @@ async fn dialer(ctx: Rc<Context>, name: Name) {
     }
 }
 
-/// Counts a connection that has not said hello, until dropped.
-struct Stranger<'a>(&'a Context, IpAddr);
-
-impl<'a> Stranger<'a> {
-    fn enter(ctx: &'a Context, ip: IpAddr) -> Option<Stranger<'a>> {
-        let mut all = ctx.unauthenticated.borrow_mut();
-        let sum: usize = all.values().sum();
-        let n = all.get(&ip).copied().unwrap_or(0);
-        if sum >= UNAUTHENTICATED || n >= UNAUTHENTICATED_OF_ONE {
-            let refused = ctx.shared.borrow().cgroups.refused.clone();
-            refused.count(Limit::Nodes);
-            return None;
-        }
-        all.insert(ip, n + 1);
-        Some(Stranger(ctx, ip))
-    }
-}
-
-impl Drop for Stranger<'_> {
-    fn drop(&mut self) {
-        let mut all = self.0.unauthenticated.borrow_mut();
-        if let Some(n) = all.get_mut(&self.1) {
-            *n -= 1;
-            if *n == 0 {
-                all.remove(&self.1);
-            }
-        }
-    }
-}
-
 async fn accept(ctx: Rc<Context>, listener: TcpListener) {
-    loop {
+    for n in 1u64.. {
         match listener.accept().await {
             Ok((tcp, from)) => {
-                tokio::task::spawn_local(greet(ctx.clone(), tcp, from));
-                // Handshakes take time on the thread that serves everybody, so their rate is limited.
-                tokio::time::sleep(BETWEEN).await;
+                let ip = from.ip().to_canonical();
+                let entered = ctx.strangers.enter(ip, &*ctx.directory);
+                if !matches!(entered, Some((_, false))) {
+                    let refused = ctx.shared.borrow().cgroups.refused.clone();
+                    refused.count(Limit::Nodes);
+                }
+                if let Some((place, _)) = entered {
+                    tokio::task::spawn_local(greet(ctx.clone(), tcp, from, place));
+                }
+                if n % ACCEPTS == 0 {
+                    tokio::time::sleep(BETWEEN).await;
+                }
             }
             Err(e) => {
                 tracing::warn!("accept: {e}"); // out of descriptors or memory: it will pass
@@ -266,24 +250,24 @@ async fn accept(ctx: Rc<Context>, listener: TcpListener) {
     }
 }
 
-async fn greet(ctx: Rc<Context>, tcp: TcpStream, from: SocketAddr) {
-    let accepted = {
-        let Some(_stranger) = Stranger::enter(&ctx, from.ip().to_canonical()) else {
-            return;
-        };
-        tokio::time::timeout(handshake::TIME, handshake::accept(&ctx, tcp, from)).await
+async fn greet(ctx: Rc<Context>, tcp: TcpStream, from: SocketAddr, place: Place) {
+    let accepted = tokio::select! {
+        accepted = contain(Part::Node, tokio::time::timeout(handshake::TIME, handshake::accept(&ctx, tcp, from))) => accepted,
+        () = place.has_to_leave() => return,
     };
+    drop(place);
     let ip = from.ip().to_canonical();
     match accepted {
-        Ok(Ok(ready)) => serve(&ctx, ready).await,
-        Ok(Err(Failure {
+        None => {} // (it has changed nothing)
+        Some(Ok(Ok(ready))) => serve(&ctx, ready).await,
+        Some(Ok(Err(Failure {
             node: Some(node),
             text,
             reason,
             ..
-        })) => ctx.shared.borrow_mut().channel_failed(&node, &text, reason),
-        Ok(Err(f)) => stranger(&ctx, ip, &f.text),
-        Err(_) => stranger(&ctx, ip, "it did not say who it is in time"),
+        }))) => ctx.shared.borrow_mut().channel_failed(&node, &text, reason),
+        Some(Ok(Err(f))) => stranger(&ctx, ip, &f.text),
+        Some(Err(_)) => stranger(&ctx, ip, "it did not say who it is in time"),
     }
 }
 
@@ -292,6 +276,9 @@ fn stranger(ctx: &Context, ip: IpAddr, why: &str) {
         p.refused(ip, why);
     }
 }
+
+/// Why a channel ends that has met one.
+const DEFECT: &str = "a defect in the other daemon";
 
 /// Why a channel ends, and whether the peer is told.
 struct End {
@@ -354,7 +341,10 @@ async fn serve_within(ctx: &Rc<Context>, ready: Ready) {
     let own = ctx.identity().map_or(accepted.expires, |i| i.own.not_after);
     let valid = tls::left(accepted.expires.min(own));
     let end = tokio::select! {
-        e = read(ctx, &accepted.node, id, &mut r, &mut frames, &queue) => e,
+        e = contain(Part::Node, read(ctx, &accepted.node, id, &mut r, &mut frames, &queue)) => e.unwrap_or_else(|| {
+            ctx.shared.borrow_mut().recover();
+            End::told(CloseReason::Other, DEFECT)
+        }),
         e = write(&mut w, &mut waiting, &busy) => e,
         (code, text) = cut.wait() => End::told(code, text),
         () = tokio::time::sleep(valid) => End::told(CloseReason::Identity, "a certificate has expired"),

@@ -9,6 +9,7 @@ use crate::lanes::holders;
 use crate::lanes::inherited;
 use crate::lanes::inherited::Inherited;
 use crate::lanes::unseen;
+use crate::os::pool;
 use crate::os::process::ProcId;
 use crate::os::translated;
 use crate::os::wire::{HandedOver, Lost};
@@ -47,7 +48,9 @@ pub(crate) async fn watch_devices(shared: Shared, mut stale: UnboundedReceiver<D
             (w, changes)
         });
         let Ok((w, changes)) = looked.await else {
-            return;
+            watch = Some(Watch::new(Tree::system())); // it begins anew
+            tokio::time::sleep(DEVICES_LOOK).await;
+            continue;
         };
         watch = Some(w);
         shared.borrow_mut().rails(|r| match changes.is_empty() {
@@ -288,7 +291,7 @@ pub(crate) async fn search(shared: Shared) {
     }
 }
 
-/// Reads a registered socket, and closes our copy, on the blocking pool.
+/// Reads a registered socket, and closes our copy, by a helper in its tenant's share.
 pub(crate) async fn read_registration(shared: Shared, r: Registration) {
     let Registration {
         who,
@@ -298,16 +301,17 @@ pub(crate) async fn read_registration(shared: Shared, r: Registration) {
         proof,
         ..
     } = r;
-    let read = tokio::task::spawn_blocking(move || {
+    let payer = fd.payer().cloned();
+    let read = pool::READS.run(payer, move || {
         let taken = match HandedOver::take(fd) {
             Ok(taken) => taken?,
             Err(Lost) => return Some(Err(Reason::Limit)),
         };
         let read = socket::read(taken.as_fd(), tcp_pos, flags, &*proof);
-        taken.close(); // may block: only if nobody else has the socket, who would wait for the answer
+        taken.close();
         Some(read)
     });
-    if let Ok(read) = read.await {
+    if let Some(read) = read.await {
         shared
             .borrow_mut()
             .registration_read(who, read, r.came, flags);

@@ -10,6 +10,7 @@ use crate::core::{Hello, Shared};
 use crate::lanes::groups::Violation;
 use crate::os::fds::{self, Foreign};
 use crate::os::memfd;
+use crate::os::panics::{contain, injected, Part};
 use crate::os::process::{self, Process};
 use crate::os::sockopt;
 use crate::os::wire::Incoming;
@@ -99,17 +100,46 @@ pub fn meet(shared: &Shared, mut conn: Foreign, accepted: u64) {
         };
         let greeted = tokio::time::timeout(HELLO_TIME, greet(&shared, &control, accepted));
         let accepted = tokio::select! {
-            accepted = greeted => accepted,
+            accepted = contain(Part::Program, greeted) => accepted,
             () = newcomer.has_to_leave() => return,
         };
         drop(newcomer);
-        if let Ok(Some((id, cgroup))) = accepted {
-            let span = shared.borrow().span(id);
-            let served = serve_client(&shared, id, &cgroup, &control).instrument(span);
-            if served.await.is_ok() {
-                read_rest(&shared, id, &control);
+        match accepted {
+            None => {
+                recover(&shared);
+                shared.borrow_mut().not_greeted(&control);
             }
-            shared.borrow_mut().disconnect(id, Some(&control));
+            Some(Ok(Some((id, cgroup)))) => {
+                let span = shared.borrow().span(id);
+                let served = async {
+                    if serve_client(&shared, id, &cgroup, &control).await.is_ok() {
+                        read_rest(&shared, id, &control);
+                    }
+                };
+                if contain(Part::Program, served.instrument(span))
+                    .await
+                    .is_none()
+                {
+                    recover(&shared);
+                }
+                shared.borrow_mut().disconnect(id, Some(&control));
+            }
+            Some(_) => {}
+        }
+    });
+}
+
+/// Something was left half done. (If this panics as well, the process ends.)
+fn recover(shared: &Shared) {
+    shared.borrow_mut().recover();
+}
+
+/// Does what a message has asked for beside its connection.
+fn beside(shared: &Shared, work: impl std::future::Future<Output = ()> + 'static) {
+    let shared = shared.clone();
+    tokio::task::spawn_local(async move {
+        if contain(Part::Program, work).await.is_none() {
+            recover(&shared);
         }
     });
 }
@@ -405,20 +435,21 @@ fn handle(
     bytes: &[u8],
     fds: Vec<Foreign>,
 ) -> Result<(), Violation> {
+    injected(bytes, || shared.borrow_mut().half_done());
     match ToDaemon::decode(bytes) {
         Ok(m) => {
             if let ToDaemon::Mapped { group, side, chunk } = m {
                 let at = (group, side, chunk);
                 let unsealed = shared.borrow_mut().unsealed(id, at);
                 if let Some(found) = unsealed {
-                    tokio::task::spawn_local(seal::seal(shared.clone(), id, at, found));
+                    beside(shared, seal::seal(shared.clone(), id, at, found));
                     return Ok(());
                 }
             }
             let read = shared.borrow_mut().message(id, m, fds);
             let read = read.map_err(|v| broken(shared, v))?;
             if let Some(r) = read {
-                tokio::task::spawn_local(lookups::read_registration(shared.clone(), r));
+                beside(shared, lookups::read_registration(shared.clone(), r));
             }
             let ordered = std::mem::take(&mut shared.borrow_mut().takeovers);
             for t in ordered {

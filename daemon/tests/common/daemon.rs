@@ -71,6 +71,7 @@ impl Daemon {
     pub fn command(dir: &Path, args: &[&str]) -> Command {
         let mut c = Command::new(env!("CARGO_BIN_EXE_underpassd"));
         c.arg("--dir").arg(dir).args(args);
+        c.env("UNDERPASSD_TEST_PANICS", "1");
         c
     }
 

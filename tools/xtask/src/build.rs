@@ -76,6 +76,7 @@ fn for_images(tree: &Tree, out: &Path) -> Result<(), String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::iter::once(tree.target.join("venv/bin")).chain(std::env::split_paths(&path));
     zig.env("CARGO_PROFILE_RELEASE_LTO", "thin");
+    zig.env("CARGO_PROFILE_RELEASE_PANIC", "abort"); // nothing unwinds into an application
     zig.env(
         "PATH",
         std::env::join_paths(dirs).map_err(|e| e.to_string())?,

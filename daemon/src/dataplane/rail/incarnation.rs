@@ -5,6 +5,7 @@ use super::lanes::Stage;
 use super::{Effect, Host, Key, Rails};
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::msg::Msg;
+use crate::os::panics::{contained, Part};
 use crate::os::system::System;
 use lane::num;
 use lane::proto::reason::Reason;
@@ -16,8 +17,25 @@ use underpass_rdma::verbs::{DeviceId, Provider};
 /// Base of the exponential backoff after a protocol violation, in ns, and how often it doubles at most.
 const VIOLATION_BACKOFF_NS: u64 = 1_000_000_000;
 const VIOLATION_BACKOFF_DOUBLINGS: u32 = 6;
-/// Incarnation numbers are below this.
-const INCARNATIONS_MAX: u64 = 1 << 62;
+/// So many incarnation numbers there are. They go round, so that each has one after it: whatever number a node says, the one
+/// that takes its place later can go on from there.
+const INCARNATIONS: u64 = 1 << 62;
+
+/// Why the rails to a node fail if its engine panics. (If it cannot be taken down after that, the process ends.)
+const DEFECT: &str = "a defect in the engine";
+
+pub(super) fn after(incarnation: u64) -> u64 {
+    incarnation.wrapping_add(1) % INCARNATIONS
+}
+
+/// Does `a` come after `b`? Of two different numbers, one does and the other does not.
+fn is_after(a: u64, b: u64) -> bool {
+    match a.wrapping_sub(b) % INCARNATIONS {
+        0 => false,
+        ahead if ahead == INCARNATIONS / 2 => a > b,
+        ahead => ahead < INCARNATIONS / 2,
+    }
+}
 /// A node with neither a channel nor a working link is given up after this time: otherwise what is kept for it
 /// would never be freed.
 const LOST_NS: u64 = 20_000_000_000;
@@ -27,6 +45,9 @@ pub(super) struct Node<V: Provider> {
     first: bool,
     pub pair: Pair<V>,
     pub incarnation: u64,
+    /// How many incarnations there were, which this node counts for itself: what is left of one is never taken for another's,
+    /// whatever number the peer gives it.
+    pub era: u64,
     /// Both nodes are known to be in this incarnation, and there is a channel.
     pub agreed: bool,
     /// Which run of the peer's daemon it is.
@@ -65,6 +86,7 @@ impl<V: Provider> Node<V> {
             first,
             pair: new_pair(first, system),
             incarnation: 1,
+            era: 0,
             agreed: false,
             daemon: None,
             rails: BTreeMap::new(),
@@ -135,7 +157,7 @@ impl<V: Provider> Rails<V> {
         n.alone_since = None;
         let incarnation = n.incarnation;
         if other {
-            self.renew(name, incarnation + 1);
+            self.renew(name, after(incarnation));
         }
         self.say_incarnation(name);
         self.tell_refusals();
@@ -174,7 +196,7 @@ impl<V: Provider> Rails<V> {
         };
         match msg {
             Msg::Rails { incarnation }
-                if incarnation > n.incarnation && incarnation < INCARNATIONS_MAX =>
+                if incarnation < INCARNATIONS && is_after(incarnation, n.incarnation) =>
             {
                 self.renew(name, incarnation);
                 self.say_incarnation(name);
@@ -184,7 +206,12 @@ impl<V: Provider> Rails<V> {
             Msg::Engine {
                 incarnation,
                 control,
-            } if incarnation == n.incarnation && n.agreed => n.pair.control(control),
+            } if incarnation == n.incarnation && n.agreed => {
+                let done = contained(Part::Rails, || n.pair.control(control));
+                if done.is_none() {
+                    self.event(name, Event::PairFailed(DEFECT));
+                }
+            }
             Msg::Lane {
                 incarnation,
                 pair,
@@ -242,6 +269,7 @@ impl<V: Provider> Rails<V> {
         n.pair = new_pair(n.first, &self.system);
         tracing::info!(node = %name, incarnation, "an incarnation of the rails begins");
         n.incarnation = incarnation;
+        n.era += 1;
         n.agreed = false;
         n.up = false;
         n.rails.clear();
@@ -256,7 +284,7 @@ impl<V: Provider> Rails<V> {
             self.unmake(k, Reason::DaemonLost, Reason::None);
         }
         for (group, b) in &mut self.groups {
-            if b.node == *name && b.incarnation != incarnation {
+            if b.node == *name {
                 b.client = None;
                 if !b.torn {
                     self.out.push(Effect::TearDown { group: *group });
@@ -295,7 +323,7 @@ impl<V: Provider> Rails<V> {
         let all: Vec<(Name, u64)> = self.nodes.iter().filter_map(of).collect();
         for (name, incarnation) in all {
             self.notify();
-            self.renew(&name, incarnation + 1);
+            self.renew(&name, after(incarnation));
         }
     }
 
@@ -319,9 +347,12 @@ impl<V: Provider> Rails<V> {
             lanes: &n.lanes,
             out: &mut self.out,
         };
-        let worked = n.pair.poll(now, &mut host);
-        self.events(name);
-        worked
+        let worked = contained(Part::Rails, || n.pair.poll(now, &mut host));
+        match worked {
+            None => self.event(name, Event::PairFailed(DEFECT)),
+            Some(_) => self.events(name),
+        }
+        worked.unwrap_or(true)
     }
 
     fn events(&mut self, name: &Name) {
@@ -396,7 +427,7 @@ impl<V: Provider> Rails<V> {
                 tracing::error!("the rails fail: {why}");
                 n.faults = (n.faults + 1).min(VIOLATION_BACKOFF_DOUBLINGS);
                 n.no_rails_before = now + (VIOLATION_BACKOFF_NS << n.faults);
-                self.renew(name, incarnation + 1);
+                self.renew(name, after(incarnation));
                 self.say_incarnation(name);
                 self.tell_refusals();
             }
@@ -417,5 +448,30 @@ impl<V: Provider> Rails<V> {
             retry_ms,
         });
         self.forget_lane(at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There is no number that a node could take for good.
+    #[test]
+    fn each_number_has_one_after_it() {
+        let some = [
+            0,
+            1,
+            2,
+            5_000,
+            INCARNATIONS / 2 - 1,
+            INCARNATIONS / 2,
+            INCARNATIONS - 1,
+        ];
+        for a in some {
+            assert!(after(a) < INCARNATIONS && is_after(after(a), a) && !is_after(a, after(a)));
+            for b in some {
+                assert_eq!(is_after(a, b), a != b && !is_after(b, a), "{a} {b}");
+            }
+        }
     }
 }

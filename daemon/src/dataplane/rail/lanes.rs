@@ -233,7 +233,7 @@ impl<V: Provider> Rails<V> {
         }
         let mut named = false;
         if l.engine.is_none() {
-            let client = b.client.filter(|_| b.incarnation == n.incarnation);
+            let client = b.client.filter(|_| b.era == n.era);
             let Some(id) = client.and_then(|p| n.pair.open(p, at.1)) else {
                 n.making.remove(&l.pair);
                 let (node, pair) = (l.node.clone(), l.pair);
@@ -546,7 +546,9 @@ impl<V: Provider> Rails<V> {
             Stage::Offered => {
                 if let Some(s) = l.sock.clone() {
                     // On a helper thread, since it may wait for the socket's lock.
-                    self.system.help(Box::new(move || disconnect(s.as_fd())));
+                    let payer = s.payer().cloned();
+                    let job = move || disconnect(s.as_fd());
+                    self.system.help_for(payer, Box::new(job));
                 }
                 self.out.push(Effect::Reset { who: l.who, reason });
                 self.leave(at);

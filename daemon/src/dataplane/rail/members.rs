@@ -1,6 +1,6 @@
 //! Peer nodes that come and go while the daemon runs.
 
-use super::incarnation::Node;
+use super::incarnation::{after, Node};
 use super::Rails;
 use crate::nodes::peers::directory::Name;
 use underpass_rdma::verbs::Provider;
@@ -19,7 +19,7 @@ impl<V: Provider> Rails<V> {
         let mut node = Node::new(self.numbers, self.own < *name, &self.system);
         if let Some(at) = self.former.iter().position(|f| f.0 == *name) {
             let former = self.former.remove(at);
-            node.incarnation = former.map_or(1, |f| f.1 + 1);
+            node.incarnation = former.map_or(1, |f| after(f.1));
         }
         self.numbers += 1;
         self.nodes.insert(name.clone(), node);
@@ -35,7 +35,7 @@ impl<V: Provider> Rails<V> {
         };
         n.gone = true;
         let incarnation = n.incarnation;
-        self.renew(name, incarnation + 1);
+        self.renew(name, after(incarnation));
     }
 
     /// Forgets nodes that are gone, once nothing of them is left.

@@ -206,7 +206,7 @@ impl<V: Provider> Rails<V> {
         let node = self
             .nodes
             .get(&l.node)
-            .filter(|n| n.incarnation == remote_group.incarnation);
+            .filter(|n| n.era == remote_group.era);
         let rail = node.is_some_and(|n| n.up);
         let state = m.own_tx().state.load(Acquire); // pairs with the Release in `TxState::say`
         match l.is_due(&m, state, rail, now) {
@@ -271,10 +271,12 @@ impl<V: Provider> Rails<V> {
     /// Gives a job to a helper.
     fn start(&self, job: Job) {
         let (tell, wake) = (self.jobs.0.clone(), self.wake.clone());
-        self.system.help(Box::new(move || {
+        let payer = job.sock.payer().cloned();
+        let work = move || {
             let _ = tell.send(Finished::Takeover(job.run()));
             super::wake::wake(wake.as_deref());
-        }));
+        };
+        self.system.help_for(payer, Box::new(work));
     }
 
     /// Handles the jobs that helpers have finished.

@@ -25,8 +25,9 @@ use crate::pairing::socket::End;
 use claim::{claim, hint, judge};
 pub(crate) use expedited::Asked;
 use lane::proto::reason::Reason;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
+use std::ops::Bound::{Excluded, Unbounded};
 use std::rc::Rc;
 use table::Table;
 
@@ -43,6 +44,8 @@ pub(crate) const LOOKUPS_MAX: usize = 16_384;
 const MAKE_NS: u64 = 5_000_000_000;
 /// If more ends wait than may be sought at a time, they take turns of at least this length.
 const TURN_NS: u64 = 10_000_000_000;
+/// Ends that are looked at in one step of a sweep.
+const SWEEP_STEP: usize = 256;
 /// Both ends see the handshake end within this time; see `pairing::proof`.
 const APART_NS: u64 = 60_000_000_000;
 
@@ -146,7 +149,9 @@ pub struct Pairing {
     refusals: HashMap<Name, u32>,
     /// The refusal for all nodes that are not in `refusals`.
     refusal: u32,
-    ends: HashMap<EndKey, Sought>,
+    ends: BTreeMap<EndKey, Sought>,
+    /// How far a sweep that is under way has come in it.
+    swept: Option<EndKey>,
     /// By local and peer address as the other end sees them, for hints only.
     tuples: HashMap<Tuple, EndKey>,
     tables: HashMap<Name, Table>,
@@ -168,7 +173,8 @@ impl Pairing {
             directory,
             refusal,
             refusals: HashMap::new(),
-            ends: HashMap::new(),
+            ends: BTreeMap::new(),
+            swept: None,
             tuples: HashMap::new(),
             next: 1,
         }
@@ -359,7 +365,9 @@ impl Pairing {
     /// An end no longer waits.
     pub fn remove(&mut self, client: ClientId, conn: u32, out: &mut Vec<Out>) {
         let key = (client, conn);
-        self.take(key, out);
+        if self.take(key, out).is_some() {
+            return; // so there is no Make for it
+        }
         for t in self.tables.values_mut() {
             let is = |m: &Making| (m.sought.who.client, m.sought.who.conn) == key;
             let ended = t.makes.iter().find(|(_, m)| is(m)).map(|(n, _)| *n);
@@ -381,14 +389,37 @@ impl Pairing {
         }
     }
 
-    /// Ends for which this holds no longer wait.
-    pub fn drop_if(&mut self, gone: impl Fn(&ConnRef) -> bool, out: &mut Vec<Out>) {
+    /// Ends for which a `Make` is under way.
+    fn made_for(&self) -> impl Iterator<Item = ConnRef> + '_ {
         let makes = self.tables.values().flat_map(|t| t.makes.values());
-        let all = self.ends.values().chain(makes.map(|m| &m.sought));
-        let gone: Vec<ConnRef> = all.map(|s| s.who).filter(|w| gone(w)).collect();
-        for w in gone {
-            self.remove(w.client, w.conn, out);
+        makes.map(|m| m.sought.who)
+    }
+
+    /// A client's ends no longer wait.
+    pub fn forget_client(&mut self, id: ClientId, out: &mut Vec<Out>) {
+        let own = self.ends.range((id, 0)..=(id, u32::MAX));
+        let own = own.map(|(key, _)| *key);
+        let makes = self.made_for().filter(|w| w.client == id);
+        let gone: Vec<EndKey> = own.chain(makes.map(|w| (w.client, w.conn))).collect();
+        for (client, conn) in gone {
+            self.remove(client, conn, out);
         }
+    }
+
+    /// Drops ends that do not wait any more without having said so: a step of it, because each takes a look into a table.
+    /// `true`: there are further ones. (A `Make` does not last, and its end is asked for again when it comes back.)
+    pub fn sweep(&mut self, alive: Alive, out: &mut Vec<Out>) -> bool {
+        let from = self.swept.map_or(Unbounded, Excluded);
+        let step = self.ends.range((from, Unbounded)).take(SWEEP_STEP);
+        let step: Vec<_> = step.map(|(k, s)| (*k, alive(&s.who))).collect();
+        self.swept = step
+            .last()
+            .map(|s| s.0)
+            .filter(|_| step.len() == SWEEP_STEP);
+        for ((client, conn), _) in step.into_iter().filter(|s| !s.1) {
+            self.remove(client, conn, out);
+        }
+        self.swept.is_some()
     }
 
     fn get(&self, key: EndKey) -> Option<&Sought> {
@@ -433,7 +464,7 @@ impl Pairing {
                 t.parked.push_back(key);
             }
             let free = t.room.saturating_sub(t.sent.len()).min(t.parked.len());
-            let next: Vec<EndKey> = t.parked.drain(..free).collect();
+            let next: Vec<EndKey> = (0..free).map_while(|_| t.parked.pop_front()).collect();
             for key in next {
                 self.enter(key, &node, now, alive, out);
             }

@@ -1,12 +1,11 @@
 //! What the tasks that make and serve channels share.
 
+use super::strangers::Strangers;
 use super::tls;
 use crate::config::TlsConfig;
 use crate::core::Shared;
 use crate::nodes::peers::directory::{Directory, Name};
 use std::cell::RefCell;
-use std::collections::HashMap;
-use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -23,7 +22,7 @@ pub(crate) struct Context {
     pub incarnation: u64,
     pub(super) files: TlsConfig,
     pub(super) identity: RefCell<Option<tls::Identity>>,
-    pub(super) unauthenticated: RefCell<HashMap<IpAddr, usize>>,
+    pub(super) strangers: Strangers,
 }
 
 impl Context {

@@ -57,6 +57,11 @@ impl Failure {
     }
 }
 
+/// A handshake has met a defect.
+pub(crate) fn failed(node: &Name) -> Failure {
+    Failure::new(Some(node), "a defect in this daemon")
+}
+
 /// What a hello says.
 struct Greeting {
     node: String,

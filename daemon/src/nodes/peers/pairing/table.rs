@@ -7,12 +7,51 @@ use crate::nodes::peers::digest::Key;
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::msg::{Claim, Digest, Msg};
 use lane::proto::reason::Reason;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 
 /// A Lookup of a peer.
 pub(super) struct Lookup {
     pub claim: Claim,
     pub at_ns: u64,
+}
+
+/// Ends that wait for a turn, in their order. One of them goes without a look at the others: a program may have many, and
+/// close them all.
+#[derive(Default)]
+pub(super) struct Parked {
+    next: u64,
+    order: BTreeMap<u64, EndKey>,
+    numbers: HashMap<EndKey, u64>,
+}
+
+impl Parked {
+    pub(super) fn push_back(&mut self, key: EndKey) {
+        self.remove(&key);
+        self.order.insert(self.next, key);
+        self.numbers.insert(key, self.next);
+        self.next += 1;
+    }
+
+    pub(super) fn pop_front(&mut self) -> Option<EndKey> {
+        let (_, key) = self.order.pop_first()?;
+        self.numbers.remove(&key);
+        Some(key)
+    }
+
+    pub(super) fn remove(&mut self, key: &EndKey) {
+        if let Some(number) = self.numbers.remove(key) {
+            self.order.remove(&number);
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
 }
 
 /// The state of pairing with one peer.
@@ -35,7 +74,7 @@ pub(super) struct Table {
     // As responder. Numbers of lookups only grow: the first is the oldest.
     pub sent: BTreeMap<u64, (EndKey, u64)>,
     pub numbers: HashMap<EndKey, u64>,
-    pub parked: VecDeque<EndKey>,
+    pub parked: Parked,
     /// Claims about addresses that are not the peer's.
     pub false_claims: u64,
     /// The refusal that the peer told last.
@@ -62,7 +101,7 @@ impl Table {
             makes: HashMap::new(),
             sent: BTreeMap::new(),
             numbers: HashMap::new(),
-            parked: VecDeque::new(),
+            parked: Parked::default(),
             false_claims: 0,
             said: None,
         }
@@ -94,8 +133,8 @@ impl Table {
         if let Some(id) = self.numbers.remove(&key) {
             self.sent.remove(&id);
             self.send(Msg::LookupDone { id }, out);
-        } else if !self.parked.is_empty() {
-            self.parked.retain(|k| *k != key);
+        } else {
+            self.parked.remove(&key);
         }
     }
 }

@@ -5,6 +5,7 @@ use super::*;
 use std::cell::Cell;
 use underpass_admin::RailStats;
 use underpass_rdma::verbs::DeviceEvent;
+use underpassd::nodes::peers::msg::Msg;
 
 impl Story {
     /// Time passes until this is so; how many ms that takes.
@@ -86,6 +87,23 @@ fn what_is_kept_for_a_lost_node_goes() {
         assert!(!kept(&s), "{}", s.w.state());
         assert!(s.shows(1, "incarnation 2"), "{}", s.rails_of(1));
     }
+}
+
+/// A node's daemon says the last number that an incarnation can have. Another daemon serves that node later, and begins with
+/// the first: the two agree on one, and have links.
+#[test]
+fn no_number_is_a_nodes_for_good() {
+    let s = Story::up(0);
+    let last = (1 << 62) - 1;
+    // (No number may be ahead by half of all.)
+    let says = [1 << 61, last].map(|incarnation| Msg::Rails { incarnation });
+    s.w.nodes[1].deliver(says.into(), &mut Rng(1));
+    let shown = format!("incarnation {last}");
+    s.until("that number", |s| s.shows(1, &shown));
+    s.w.restart(0);
+    let agreed = |s: &Story| (0..2).all(|n| s.shows(n, "incarnation 1, up true, agreed true"));
+    s.until("a further incarnation", agreed);
+    s.whole(0);
 }
 
 /// A device reports that its port carries nothing any more, or that a queue pair has failed: lanes are off it at once, and

@@ -168,6 +168,57 @@ fn more_ends_than_room() {
     assert!(both_paired(&net), "{:?}", net.nodes[1].paired);
 }
 
+/// Ends that are gone are found in steps, and a client's own without a look at those of others.
+#[test]
+fn a_sweep_takes_steps() {
+    let mut net = Net::new(2);
+    net.part(0, 1);
+    let many = 3 * SWEEP_STEP as u32;
+    for n in 0..many {
+        net.lookup(0, who(n), client(A, B));
+    }
+    let looked = std::cell::Cell::new(0);
+    let mut steps = 0;
+    loop {
+        looked.set(0);
+        let p = &mut net.nodes[0].p;
+        let alive = |w: &ConnRef| {
+            looked.set(looked.get() + 1);
+            w.conn % 2 == 0
+        };
+        let more = p.sweep(&alive, &mut Vec::new());
+        assert!(looked.get() <= SWEEP_STEP);
+        steps += 1;
+        if !more {
+            break;
+        }
+    }
+    assert!(steps >= 3, "{steps}");
+    assert_eq!(net.nodes[0].p.ends.len() as u32, many / 2);
+    let other = ConnRef {
+        client: ClientId(2),
+        ..who(1)
+    };
+    net.lookup(0, other, client(A, B));
+    net.at(0, |p, _, _, out| p.forget_client(ClientId(1), out));
+    assert_eq!(net.nodes[0].p.ends.len(), 1);
+}
+
+/// Those that wait for a turn keep their order, whichever of them go.
+#[test]
+fn who_waits_for_a_turn_keeps_it() {
+    use super::super::table::Parked;
+    let mut p = Parked::default();
+    let key = |n| (ClientId(1), n);
+    (0..6).for_each(|n| p.push_back(key(n)));
+    p.remove(&key(0));
+    p.remove(&key(3));
+    p.push_back(key(1)); // once more: it comes last
+    let order: Vec<u32> = std::iter::from_fn(|| p.pop_front()).map(|k| k.1).collect();
+    assert_eq!(order, [2, 4, 5, 1]);
+    assert!(p.is_empty());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     /// Whatever happens in whatever order: an end is paired at most once and only with its own
