@@ -24,7 +24,7 @@ mod wake;
 pub(crate) mod waker;
 
 use crate::clients::ids::{ClientId, ConnRef};
-use crate::config::RailConfig;
+use crate::config::RailRules;
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::msg::Msg;
 use crate::os::locality::Locality;
@@ -201,7 +201,7 @@ impl<V: Provider> Rails<V> {
     pub fn new(
         system: Arc<dyn System>,
         verbs: Option<V>,
-        config: &[RailConfig],
+        rules: RailRules,
         own: &Name,
         peers: impl Iterator<Item = Name>,
     ) -> Rails<V> {
@@ -209,7 +209,7 @@ impl<V: Provider> Rails<V> {
             tracing::info!("no libibverbs: connections to other nodes stay on TCP");
         }
         let mut rails = Rails {
-            devices: verbs.map(|v| Devices::new(v, config)),
+            devices: verbs.map(|v| Devices::new(v, rules)),
             system,
             names: Arc::default(),
             own: own.clone(),
@@ -455,6 +455,7 @@ impl<V: Provider> Rails<V> {
                 true => Reason::None,
                 false => Reason::RailDown,
             },
+            Some(d) if d.has_barred() => Reason::Config,
             _ => Reason::NoDevice,
         }
     }
