@@ -9,5 +9,6 @@ mod census;
 mod check;
 pub(crate) mod gate;
 pub(crate) mod rail_view;
+mod rules;
 pub(crate) mod server;
 mod stream;

@@ -4,9 +4,11 @@ use crate::clients::limits::defaults::Machine;
 use crate::clients::limits::Limits;
 use crate::nodes::peers::directory::{self, FileDirectory, Listed};
 use crate::pairing::bpf::ProofConfig;
+use crate::rules;
 use lane::abi::{RING_LOG2_MAX, RING_LOG2_MIN};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
+use underpass_admin::rules::Rule;
 use underpass_kubelet::csi::CsiConfig;
 use underpass_pods::policy::PodsConfig;
 use underpass_webhook::WebhookConfig;
@@ -28,6 +30,8 @@ pub struct Config {
     pub limits: LimitsConfig,
     pub proof: ProofConfig,
     pub exclude: Exclude,
+    /// Which connections may have lanes, after `exclude`.
+    pub rule: Vec<Rule>,
     pub node: NodeConfig,
     /// The other nodes; none: this daemon works alone and listens to nobody.
     pub peer: Vec<PeerConfig>,
@@ -107,11 +111,37 @@ pub struct RailConfig {
     /// Not to be used.
     #[serde(default)]
     pub off: bool,
+    /// What it carries is encrypted on its way (MACsec, or an encrypting adapter), says the administrator.
+    #[serde(default)]
+    pub encrypted: bool,
 }
 
 impl RailConfig {
     pub fn is(&self, device: &str, port: u8) -> bool {
         self.device == device && self.port.is_none_or(|p| p == port)
+    }
+}
+
+/// Which ports may be rails.
+#[derive(Clone, Debug, Default)]
+pub struct RailRules {
+    pub ports: Vec<RailConfig>,
+    /// Only those that encrypt.
+    pub encrypted_only: bool,
+}
+
+impl RailRules {
+    pub fn of(&self, device: &str, port: u8) -> Option<&RailConfig> {
+        self.ports.iter().find(|c| c.is(device, port))
+    }
+
+    pub fn is_off(&self, device: &str, port: u8) -> bool {
+        self.of(device, port).is_some_and(|c| c.off)
+    }
+
+    /// Would lanes go there in clear text, and is that forbidden?
+    pub fn is_barred(&self, device: &str, port: u8) -> bool {
+        self.encrypted_only && !self.of(device, port).is_some_and(|c| c.encrypted)
     }
 }
 
@@ -150,6 +180,8 @@ pub struct TlsConfig {
 pub struct LanesConfig {
     /// Interval of probes on the TCP connection below a busy lane, in seconds; 0: no probes.
     pub probe_s: u16,
+    /// May lanes to other nodes go over rails that do not encrypt (`[[rail]] encrypted`)?
+    pub clear_text: bool,
 }
 
 /// Per tenant: in Kubernetes, per pod. What is not said depends on the machine ([`crate::clients::limits::defaults`]).
@@ -187,6 +219,7 @@ impl Default for Config {
             limits: LimitsConfig::default(),
             proof: ProofConfig::default(),
             exclude: Exclude::default(),
+            rule: Vec::new(),
             node: NodeConfig::default(),
             peer: Vec::new(),
             tls: TlsConfig::default(),
@@ -202,7 +235,10 @@ impl Default for Config {
 
 impl Default for LanesConfig {
     fn default() -> Self {
-        LanesConfig { probe_s: 60 }
+        LanesConfig {
+            probe_s: 60,
+            clear_text: true,
+        }
     }
 }
 
@@ -249,6 +285,8 @@ pub enum Error {
     Peers,
     #[error(transparent)]
     Directory(#[from] directory::Error),
+    #[error(transparent)]
+    Rule(#[from] rules::Error),
 }
 
 impl Config {
@@ -269,6 +307,7 @@ impl Config {
         if self.lanes.probe_s > PROBE_MAX_S {
             return Err(Error::Probes);
         }
+        rules::check(&self.rules())?;
         self.check_kubernetes()?;
         let listen = &self.metrics.listen;
         if !listen.is_empty() && listen.parse::<std::net::SocketAddr>().is_err() {
@@ -327,6 +366,31 @@ impl Config {
         )?))
     }
 
+    /// Which connections may have lanes: `[exclude]`, then each `[[rule]]`.
+    pub fn rules(&self) -> Vec<Rule> {
+        let e = &self.exclude;
+        let addresses = e.addresses.iter().map(ToString::to_string).collect();
+        let none = Rule::default;
+        let (ports, programs) = (e.ports.clone(), e.programs.clone());
+        let excluded = [
+            Rule { programs, ..none() },
+            Rule { ports, ..none() },
+            Rule {
+                addresses,
+                ..none()
+            },
+        ];
+        let excluded = excluded.into_iter().filter(|r| *r != none());
+        excluded.chain(self.rule.iter().cloned()).collect()
+    }
+
+    pub fn rails(&self) -> RailRules {
+        RailRules {
+            ports: self.rail.clone(),
+            encrypted_only: !self.lanes.clear_text,
+        }
+    }
+
     pub fn limits(&self) -> Limits {
         let (said, here) = (&self.limits, Limits::of(&Machine::here()));
         let memory = said.memory_mib.map(|m| m.saturating_mul(1 << 20));
@@ -337,16 +401,6 @@ impl Config {
             waiting: said.waiting.unwrap_or(here.waiting),
             jobs: here.jobs,
         }
-    }
-}
-
-impl Exclude {
-    /// Does a rule keep this connection on TCP?
-    pub fn covers(&self, comm: &str, ends: [std::net::SocketAddr; 2]) -> bool {
-        self.programs.iter().any(|p| p == comm)
-            || ends
-                .iter()
-                .any(|e| self.ports.contains(&e.port()) || self.addresses.contains(&e.ip()))
     }
 }
 
@@ -367,10 +421,8 @@ mod tests {
         );
         assert_eq!(c.limits().clients, Config::default().limits().clients);
         assert!(toml::from_str::<Config>("ring_lgo2 = 12").is_err());
-        let a = |s: &str| s.parse().unwrap();
-        assert!(c.exclude.covers("x", [a("1.1.1.1:5"), a("1.1.1.2:22")]));
-        assert!(c.exclude.covers("x", [a("10.0.0.1:5"), a("1.1.1.2:23")]));
-        assert!(!c.exclude.covers("x", [a("1.1.1.1:5"), a("1.1.1.2:23")]));
+        let rules: Vec<String> = c.rules().iter().map(Rule::to_string).collect();
+        assert_eq!(rules, ["deny port 22", "deny address 10.0.0.1"]);
         let c: Config = toml::from_str("[metrics]\nlisten = '::1:7479'\nper_pod = 'pod'").unwrap();
         assert_eq!(c.metrics.per_pod, PerPod::Pod);
         assert!(c
@@ -378,6 +430,19 @@ mod tests {
             .unwrap_err()
             .to_string()
             .contains("metrics.listen"));
+        let c: Config = toml::from_str("[[rule]]\naction = 'allow'\nuids = [7]\n[[rule]]").unwrap();
+        let rules: Vec<String> = c.rules().iter().map(Rule::to_string).collect();
+        assert_eq!(rules, ["allow uid 7", "deny all"]);
+        assert!(c.check().is_ok());
+        let c: Config = toml::from_str("[[rule]]\naddresses = ['10.0.0.1/8']").unwrap();
+        assert!(c.check().unwrap_err().to_string().contains("10.0.0.0/8"));
+        assert!(toml::from_str::<Config>("[[rule]]\nport = [1]").is_err());
+        let c: Config =
+            toml::from_str("[lanes]\nclear_text = false\n[[rail]]\ndevice = 'a'\nencrypted = true")
+                .unwrap();
+        let r = c.rails();
+        assert!(!r.is_barred("a", 1) && r.is_barred("b", 1));
+        assert!(!Config::default().rails().is_barred("b", 1));
         let peers = "[node]\nname = 'a'\n[[peer]]\nname = 'b'\ncontrol = '10.0.0.2'\n\
                      addresses = ['10.0.0.2']\n[tls]\nkey = '/k'\n";
         let c: Config = toml::from_str(peers).unwrap();

@@ -49,6 +49,7 @@ use crate::os::process::{ProcId, Process};
 use crate::os::system::{Clock, System};
 use crate::pairing::local::Waiting;
 use crate::pairing::proof::Proof;
+use crate::rules::Rules;
 use lane::family::{state, TABLE_BYTES};
 use lane::proto::msg::{ToDaemon, ToShim};
 use lane::proto::reason::Reason;
@@ -120,6 +121,8 @@ pub struct Core<V: Provider = Ibv> {
     pub homes: Vec<lane::family::Home>,
     /// Containers, as their runtime told of them.
     pub(crate) pods: Arc<crate::pods::known::Known>,
+    /// Which connections may have lanes.
+    pub rules: Rules,
     /// Shares one census among all who ask for `ss` at the same time.
     pub looks: Rc<Looks<Vec<Entry>>>,
     /// And one reading of all tables among all who ask for the counters.
@@ -161,13 +164,14 @@ impl<V: Provider> Core<V> {
         verbs: Option<V>,
     ) -> Core<V> {
         let incarnation = system.random();
+        let rules = Rules::configured(&config.rules());
         let clock = Clock::of(&system);
         let now = clock.now();
         let peers = directory.map(|d| Peers::new(d, Reason::NoDevice));
         let rails = peers.as_ref().map(|p| {
             let all = p.directory.peers().into_iter().map(|p| p.name);
             let own = p.directory.own();
-            let rails = Rails::new(system.clone(), verbs, &config.rail, own, all);
+            let rails = Rails::new(system.clone(), verbs, config.rails(), own, all);
             Arc::new(DataPlane::new(system.clone(), rails))
         });
         let cgroups = Cgroups::new(config.limits());
@@ -209,6 +213,7 @@ impl<V: Provider> Core<V> {
             dir: None,
             homes: Vec::new(),
             pods: Arc::default(),
+            rules,
             looks: Rc::default(),
             sums: Rc::default(),
             captures: captured::Captures::default(),

@@ -15,6 +15,7 @@ use crate::os::held;
 use crate::os::panics::{self, Part};
 use crate::os::system::Machine;
 use crate::pods::runtime;
+use crate::rules::Rules;
 use crate::tasks::channels;
 use crate::tasks::lookups;
 use crate::tasks::readings;
@@ -28,7 +29,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
-use tokio::signal::unix::{signal, SignalKind};
+use tokio::signal::unix::{signal, Signal, SignalKind};
 use underpass_admin::certificate::valid_name;
 use underpass_admin::{places, ADMIN_SOCK, CONTROL_SOCK};
 use underpass_ibv::Ibv;
@@ -95,6 +96,8 @@ fn take_dir(dir: &Path, public: bool) -> Result<OwnedFd, Error> {
 pub struct Options {
     pub dir: PathBuf,
     pub config: Config,
+    /// The file that it was read from.
+    pub file: Option<PathBuf>,
     /// Exit after this time without shims and lanes.
     pub idle_exit: Option<Duration>,
 }
@@ -124,6 +127,7 @@ pub fn run(options: Options) -> Result<(), Error> {
 async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Error> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
+    let hangup = signal(SignalKind::hangup())?;
     let proof = crate::pairing::bpf::open(&options.config.proof);
     let node = Sockets::make(&options.dir, public)?;
     let pods = Pods::make(&options.config);
@@ -147,6 +151,8 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
     );
     core.borrow_mut().homes = adopt::identities(&options.dir, lock, &options.config.pods.dir);
     core.borrow_mut().dir = Some(options.dir.clone());
+    core.borrow_mut().rules.keep_in(&options.dir);
+    tokio::task::spawn_local(rules(core.clone(), options.file.clone(), hangup));
     tokio::task::spawn_local(lookups::adopt(core.clone()));
     core.borrow_mut().leaves = options.idle_exit.is_some();
     tokio::task::spawn_local(lookups::search(core.clone()));
@@ -170,6 +176,44 @@ async fn serve(options: &Options, public: bool, lock: &OwnedFd) -> Result<(), Er
     // Lanes within this node go on without the daemon. New shims find no socket.
     remove_sockets(&options.dir);
     Ok(())
+}
+
+/// For ever: connections that are older than the daemon follow its rules, and all those of its file when that is read again (SIGHUP).
+async fn rules(core: Shared, file: Option<PathBuf>, mut hangup: Signal) {
+    let mut before = Rules::default();
+    loop {
+        admin::server::follow_rules(&core, &before).await;
+        if hangup.recv().await.is_none() {
+            return;
+        }
+        before = core.borrow().rules.clone();
+        let Some(path) = file.clone() else { continue };
+        // (A file may take its time.)
+        let read = move || Config::load(&path).and_then(|c| c.check().map(|()| c));
+        match tokio::task::spawn_blocking(read).await {
+            Ok(Ok(new)) => take_rules(&core, new),
+            Ok(Err(e)) => tracing::error!("the configuration stays as it was: {e}"),
+            Err(e) => tracing::error!("the configuration stays as it was: {e}"),
+        }
+    }
+}
+
+fn take_rules(core: &Shared, new: Config) {
+    let mut c = core.borrow_mut();
+    c.rules.configure(&new.rules());
+    let config = &mut c.config;
+    (config.exclude, config.rule) = (new.exclude.clone(), new.rule.clone());
+    // (The command line may have changed some.)
+    let same = Config {
+        ring_log2: config.ring_log2,
+        ring_max_log2: config.ring_max_log2,
+        proof: config.proof.clone(),
+        ..new
+    };
+    tracing::info!("rules were read again");
+    if same != *config {
+        tracing::warn!("what else has changed in the configuration takes a restart");
+    }
 }
 
 fn remove_sockets(dir: &Path) {

@@ -9,7 +9,7 @@ pub mod thread;
 /// Has one of these devices a port that is a rail, by this configuration?
 pub fn has_rail(
     all: &[underpass_rdma::devices::SysDevice],
-    config: &[crate::config::RailConfig],
+    config: &crate::config::RailRules,
 ) -> bool {
     rail::has_rail(all, config)
 }

@@ -33,4 +33,5 @@ pub mod nodes;
 pub mod os;
 pub mod pairing;
 pub mod pods;
+pub mod rules;
 pub mod tasks;

@@ -139,7 +139,7 @@ fn devices(a: DevicesArgs) -> Result<(), String> {
         dev: a.dev,
     };
     let sys = underpass_rdma::devices::Tree::system();
-    let has_rail = || underpassd::dataplane::has_rail(&sys.scan(), &config.rail);
+    let has_rail = || underpassd::dataplane::has_rail(&sys.scan(), &config.rails());
     underpass_kubelet::devices::run(&options, has_rail).map_err(|e| e.to_string())
 }
 
@@ -177,6 +177,7 @@ fn options(args: Args) -> Result<Options, underpassd::config::Error> {
     Ok(Options {
         dir: args.dir.unwrap_or_else(default_dir),
         config,
+        file: args.config,
         idle_exit: args.idle_exit.map(Duration::from_secs),
     })
 }

@@ -192,13 +192,18 @@ pub fn steer(dir: Option<PathBuf>, o: &cli::Steer, down: bool) -> Outcome {
     } else {
         "told that they may be promoted again"
     };
+    out::print(&told(ends, later, what))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How many ends were told something, for people.
+pub fn told(ends: u64, later: u64, what: &str) -> String {
     let s = if ends == 1 { "" } else { "s" };
     let rest = match later {
         0 => String::new(),
         n => format!("; {n} will be when their programs next use a socket"),
     };
-    out::print(&format!("{ends} connection end{s} {what}{rest}\n"))?;
-    Ok(ExitCode::SUCCESS)
+    format!("{ends} connection end{s} {what}{rest}\n")
 }
 
 #[cfg(test)]

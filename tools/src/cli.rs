@@ -3,17 +3,20 @@
 
 mod capture;
 mod check;
+mod rules;
 mod show;
 
 use capture::{CAPTURE_AFTER, CAPTURE_LONG};
 use check::{CHECK_AFTER, CHECK_LONG};
 use clap::{Args, Parser, Subcommand};
+use rules::{DENY_LONG, RULES_AFTER};
 use show::{SS_AFTER, SS_LONG, TOP_AFTER};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 pub use capture::Capture;
 pub use check::{Check, Serve};
+pub use rules::{About, Rules};
 pub use show::{Ss, Top, View};
 
 const ABOUT: &str =
@@ -84,6 +87,14 @@ pub enum Command {
     /// Let connections be promoted again that `down` sent to TCP, and new ones of programs whose fuse has blown
     #[command(after_help = STEER_EXAMPLES)]
     Up(Steer),
+    #[command(about = "Keep connections off lanes, those that are there and those to come, by rule", long_about = DENY_LONG, after_help = RULES_AFTER)]
+    Deny(About),
+    /// Let connections have lanes that a later rule denies
+    #[command(after_help = RULES_AFTER)]
+    Allow(About),
+    /// Show the rules in their order, or take one away
+    #[command(after_help = RULES_AFTER)]
+    Rules(Rules),
     #[command(about = "Write what one connection's lane carries as packets, for Wireshark", long_about = CAPTURE_LONG, after_help = CAPTURE_AFTER)]
     Capture(Capture),
     /// Show the events that programs under the shim reported, newest last

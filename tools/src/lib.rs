@@ -32,6 +32,7 @@ mod out;
 mod peers;
 mod plugin;
 mod pods;
+mod rules;
 mod run;
 mod shimlib;
 mod ss;
@@ -45,6 +46,7 @@ use out::{Failure, Outcome};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use underpass_admin::rules::Action;
 
 /// The other name of `underpass ss`, of the program that it stands for.
 const SMCSS: &str = "smcss";
@@ -81,6 +83,9 @@ fn run_command(top: Option<Top>, probe: Option<&'static [u8]>) -> ExitCode {
         Command::Reasons(o) => ask::reasons(&o),
         Command::Down(o) => ask::steer(dir, &o, true),
         Command::Up(o) => ask::steer(dir, &o, false),
+        Command::Deny(o) => rules::add(dir, Action::Deny, &o),
+        Command::Allow(o) => rules::add(dir, Action::Allow, &o),
+        Command::Rules(o) => rules::rules(dir, &o),
         Command::Capture(o) => capture::run(dir, &o),
         Command::Log(o) => ask::log(dir, &o),
         Command::Peers(o) => peers::run(dir, &o),

@@ -28,6 +28,7 @@ pub mod environ;
 pub mod netlink;
 pub mod places;
 pub mod proc;
+pub mod rules;
 
 use serde::{Deserialize, Serialize};
 
@@ -80,6 +81,18 @@ pub enum Request {
     Peers,
     /// The containers of this node, and which of them have the shim.
     Pods,
+    /// The rules that say which connections may have lanes.
+    Rules,
+    /// Puts a rule before all others; what it denies goes to TCP. Answered as `Down`.
+    Rule {
+        /// The rule.
+        rule: rules::Rule,
+    },
+    /// Takes away a rule that was put there; what no rule denies any more may be promoted. Answered as `Up`.
+    Unrule {
+        /// Its place among the `added`, from 1.
+        number: usize,
+    },
 }
 
 /// Which connections `down` and `up` are about; of those, the ones that the caller may act on.
@@ -125,6 +138,13 @@ pub enum Response {
         /// Told when their programs next speak to the daemon.
         #[serde(default)]
         later: u64,
+    },
+    /// To `Rules`, in their order: the first that is about a connection end decides.
+    Rules {
+        /// Those that were put before the others.
+        added: Vec<rules::Rule>,
+        /// Those of the configuration.
+        configured: Vec<rules::Rule>,
     },
     /// To `Capture`: [`capture::Captured`] follow until the connection ends or somebody leaves.
     Capture {

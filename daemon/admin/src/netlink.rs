@@ -52,7 +52,9 @@ pub fn ask<M: NetlinkSerializable + NetlinkDeserializable>(
 /// A message whose body no crate knows: its kind, and what follows its header.
 #[derive(Debug)]
 pub struct Raw {
+    /// As in the header.
     pub kind: u16,
+    /// The body.
     pub bytes: Vec<u8>,
 }
 

@@ -10,6 +10,7 @@ use crate::admin::census;
 use crate::admin::check;
 use crate::admin::gate::{Callers, Gate};
 use crate::admin::rail_view;
+use crate::admin::rules::apply;
 use crate::admin::stream::{self, Versions};
 use crate::clients::control::DATAGRAMS;
 use crate::clients::limits::Limit;
@@ -20,6 +21,7 @@ use crate::os::address::normal;
 use crate::os::panics::{contain, injected, Part};
 use crate::os::process::Process;
 use crate::pods::unused;
+use crate::rules::{self, Rules};
 use crate::tasks::readings;
 use lane::proto::msg::{op, ALL};
 use lane::proto::reason::Reason;
@@ -247,7 +249,24 @@ async fn answer(shared: &Shared, caller: Caller, request: Request) -> Response {
             Response::Stats { stats }
         }
         Request::Down { target } => tell(shared, caller, &target, op::DOWN).await,
-        Request::Up { target } => tell(shared, caller, &target, op::UP).await,
+        Request::Up { target } => {
+            let told = tell(shared, caller, &target, op::UP).await;
+            // (What a rule denies stays down.)
+            let rules = shared.borrow().rules.clone();
+            follow_rules(shared, &rules).await;
+            told
+        }
+        Request::Rules | Request::Rule { .. } | Request::Unrule { .. } if !caller.all => {
+            Response::Error {
+                message: "rules are root's, on the node".into(),
+            }
+        }
+        Request::Rules => {
+            let [added, configured] = shared.borrow().rules.shown();
+            Response::Rules { added, configured }
+        }
+        Request::Rule { rule } => change_rules(shared, |all| all.add(rule)).await,
+        Request::Unrule { number } => change_rules(shared, |all| all.delete(number)).await,
         // (Their answers go on for as long as the caller reads: `talk`.)
         Request::Capture { .. } | Request::Ss => Response::Error {
             message: "not from here".into(),
@@ -410,6 +429,30 @@ async fn stats(shared: &Shared) -> Stats {
     stats.resets = sum.resets;
     stats.deaths = sum.deaths;
     stats
+}
+
+async fn change_rules(
+    shared: &Shared,
+    change: impl FnOnce(&mut Rules) -> Result<(), rules::Error>,
+) -> Response {
+    let before = shared.borrow().rules.clone();
+    let changed = change(&mut shared.borrow_mut().rules);
+    match changed {
+        Ok(()) => follow_rules(shared, &before).await,
+        Err(e) => Response::Error {
+            message: e.to_string(),
+        },
+    }
+}
+
+/// Connections go down or up as the rules say now. `before`: what they said when the connections were told last.
+pub(crate) async fn follow_rules(shared: &Shared, before: &Rules) -> Response {
+    let nothing = before.is_empty() && shared.borrow().rules.is_empty();
+    if nothing {
+        return Response::Told { ends: 0, later: 0 };
+    }
+    let all = entries(shared).await;
+    apply(shared, &all, before)
 }
 
 /// `down` and `up`.

@@ -12,6 +12,7 @@ use crate::pairing::local::Verdict;
 use crate::pairing::proof::Proof;
 use crate::pairing::socket::End;
 use crate::pairing::unprovable::{Seen, Unprovable};
+use crate::rules::Subject;
 use lane::abi::TcpPos;
 use lane::family::state;
 use lane::proto::msg::{register, ToShim};
@@ -20,6 +21,9 @@ use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use underpass_rdma::verbs::Provider;
+
+/// Rules may change.
+const RETRY_DENIED_MS: u32 = 30_000;
 
 /// A socket that a shim has handed in, to be read. Until it is read, it counts as a helper job of its cgroup.
 pub struct Registration {
@@ -164,8 +168,16 @@ impl<V: Provider> Core<V> {
             // The descriptor, or the entry, was given to another connection meanwhile.
             return self.decline(who, Reason::NotEstablished, Reason::None, 0);
         }
-        if self.config.exclude.covers(&p.comm, [end.local, end.peer]) {
-            return self.decline(who, Reason::Config, Reason::None, 0);
+        let pods = self.rules.ask_namespaces().then_some(&self.pods);
+        let at = pods.and_then(|known| known.of_process(p.proc_id.pid, p.proc_id.start));
+        let denied = self.rules.deny(&Subject {
+            program: &p.comm,
+            uid: p.uid,
+            addresses: [end.local, end.peer],
+            namespace: at.as_ref().map(|w| w.namespace.as_str()),
+        });
+        if denied {
+            return self.decline(who, Reason::Config, Reason::None, RETRY_DENIED_MS);
         }
         let mut out = Out::default();
         let offered = self.groups.offer_again(who, &mut out);

@@ -24,7 +24,7 @@ mod wake;
 pub(crate) mod waker;
 
 use crate::clients::ids::{ClientId, ConnRef};
-use crate::config::RailConfig;
+use crate::config::RailRules;
 use crate::nodes::peers::directory::Name;
 use crate::nodes::peers::msg::Msg;
 use crate::os::locality::Locality;
@@ -202,7 +202,7 @@ impl<V: Provider> Rails<V> {
     pub fn new(
         system: Arc<dyn System>,
         verbs: Option<V>,
-        config: &[RailConfig],
+        rules: RailRules,
         own: &Name,
         peers: impl Iterator<Item = Name>,
     ) -> Rails<V> {
@@ -210,7 +210,7 @@ impl<V: Provider> Rails<V> {
             tracing::info!("no libibverbs: connections to other nodes stay on TCP");
         }
         let mut rails = Rails {
-            devices: verbs.map(|v| Devices::new(v, config)),
+            devices: verbs.map(|v| Devices::new(v, rules)),
             system,
             names: Arc::default(),
             own: own.clone(),
@@ -444,6 +444,7 @@ impl<V: Provider> Rails<V> {
                 true => Reason::None,
                 false => Reason::RailDown,
             },
+            Some(d) if d.has_barred() => Reason::Config,
             _ => Reason::NoDevice,
         }
     }

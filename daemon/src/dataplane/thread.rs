@@ -244,6 +244,7 @@ impl<V: Provider> Loop<V> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RailRules;
     use crate::os::system::Machine;
 
     const MS: u64 = 1_000_000;
@@ -288,7 +289,13 @@ mod tests {
     /// A data plane without devices, of one peer.
     fn plane() -> Arc<DataPlane<Ibv>> {
         let (own, peers) = ("a".into(), ["b".into()]);
-        let rails = Rails::new(Arc::new(Machine), None, &[], &own, peers.into_iter());
+        let rails = Rails::new(
+            Arc::new(Machine),
+            None,
+            RailRules::default(),
+            &own,
+            peers.into_iter(),
+        );
         Arc::new(DataPlane::new(Arc::new(Machine), rails))
     }
 

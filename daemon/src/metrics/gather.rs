@@ -7,7 +7,7 @@ use crate::clients::families::Account;
 use crate::clients::family::Totals;
 use crate::clients::limits::Limit;
 use crate::clients::view::Entry;
-use crate::config::RailConfig;
+use crate::config::RailRules;
 use crate::core::counters::Counters;
 use crate::core::Shared;
 use crate::histogram::Histogram;
@@ -64,7 +64,7 @@ pub(crate) struct Snapshot {
     /// `None`: the daemon works alone.
     pub nodes: Option<(NodeState, Vec<Peer>)>,
     pub rails: Vec<RailStats>,
-    pub rail_config: Vec<RailConfig>,
+    pub rail_rules: RailRules,
 }
 
 pub(crate) struct Peer {
@@ -151,6 +151,6 @@ async fn snapshot(shared: &Shared) -> Snapshot {
         containers,
         nodes,
         rails: rails.unwrap_or_default(),
-        rail_config: c.config.rail.clone(),
+        rail_rules: c.config.rails(),
     }
 }

@@ -1,7 +1,7 @@
 //! What the kernel says: of this process, and of the ports of RDMA devices.
 
 use super::text::{float, Metric, Value};
-use crate::config::RailConfig;
+use crate::config::RailRules;
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::Path;
@@ -125,7 +125,7 @@ impl Ports {
     }
 
     /// The counters of all ports. `rails`: those that are, or were, rails.
-    pub(super) fn metrics(&mut self, rails: &[RailStats], config: &[RailConfig]) -> Vec<Metric> {
+    pub(super) fn metrics(&mut self, rails: &[RailStats], config: &RailRules) -> Vec<Metric> {
         let ports = self.tree.counters();
         let mut all = of_ports(&ports);
         all.push(self.used(&ports, rails, config));
@@ -136,7 +136,7 @@ impl Ports {
         &mut self,
         ports: &[PortCounters],
         rails: &[RailStats],
-        config: &[RailConfig],
+        config: &RailRules,
     ) -> Metric {
         let mut used = Metric::new(
             "underpass_port_used",
@@ -148,7 +148,7 @@ impl Ports {
                 self.active.insert(name.clone());
             }
             let rail = |r: &RailStats| r.device == p.device && r.port == p.port;
-            let is = match config.iter().find(|c| c.is(&p.device, p.port)) {
+            let is = match config.of(&p.device, p.port) {
                 Some(c) => !c.off,
                 None => self.active.contains(&name) || rails.iter().any(rail),
             };
@@ -215,6 +215,7 @@ fn at<'a>(p: &'a PortCounters, port: &'a str) -> [(&'static str, &'a str); 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RailConfig;
 
     #[test]
     fn of_this_process() {
@@ -249,8 +250,12 @@ mod tests {
             port: None,
             fabric: None,
             off,
+            encrypted: false,
         };
-        let config = [configured("c", false), configured("d", true)];
+        let config = RailRules {
+            ports: vec![configured("c", false), configured("d", true)],
+            ..RailRules::default()
+        };
         let rail = RailStats {
             device: "e".into(),
             port: 1,

@@ -87,12 +87,12 @@ impl Show {
         }
         if let Some((node, peers)) = &s.nodes {
             all.extend(nodes(node, peers));
-            let wanted = s.rail_config.iter().any(|r| !r.off);
+            let wanted = s.rail_rules.ports.iter().any(|r| !r.off);
             all.push(links(peers, &s.rails, wanted));
         }
         all.extend(rails(&s.rails));
         all.extend(machine::process());
-        all.extend(self.ports.metrics(&s.rails, &s.rail_config));
+        all.extend(self.ports.metrics(&s.rails, &s.rail_rules));
         self.highest.keep(&mut all);
         all
     }
@@ -455,6 +455,7 @@ pub(super) fn write(all: Vec<Metric>, form: text::Form) -> Result<String, std::f
 mod tests {
     use super::super::gather::Containers;
     use super::*;
+    use crate::config::RailRules;
     use underpass_admin::{PeerState, PodRow, RailLinks, Where};
     use underpass_rdma::devices::{PortCounters, NAMED};
 
@@ -519,7 +520,7 @@ mod tests {
         let (own, ports) = ([rail("mlx5_0", 3)], [port("mlx5_0", 7), port("mlx5_1", 9)]);
         let mut all = rails(&own);
         all.extend(machine::of_ports(&ports));
-        all.push(show.ports.used(&ports, &own, &[]));
+        all.push(show.ports.used(&ports, &own, &RailRules::default()));
         all.push(links(&[peer("b.example", "up", false)], &own, false));
         all.extend(show.containers(&containers, Instant::now()));
         all

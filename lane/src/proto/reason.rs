@@ -46,8 +46,8 @@ reasons! {
         "look whether underpassd is stopped or overloaded";
     PeerNoShim = 0x0301_0000, "peer-no-shim", "the other end does not run under Underpass",
         "start the other program under `underpass run`, or annotate its pod";
-    Config = 0x0300_0000, "config", "switched off by configuration (UNDERPASS=off, an exclusion, or a rule of the daemon)",
-        "remove the exclusion";
+    Config = 0x0300_0000, "config", "switched off by configuration (UNDERPASS=off, a rule of the daemon, or lanes in clear text to other nodes are forbidden)",
+        "`underpass rules` shows the daemon's; remove the exclusion";
     NoDevice = 0x0303_0002, "no-rdma-device", "the peer is on another node, and this node has no usable RDMA device",
         "see `underpass devices`";
     Option = 0x0306_0000, "socket-option", "the socket uses an option or a call that a lane cannot carry",
@@ -75,8 +75,8 @@ reasons! {
         "nothing; it is promoted when only one process is left";
     Left = 0x0a00_0007, "left", "the descriptor was handed to another program (exec, spawn, SCM_RIGHTS)",
         "nothing";
-    Operator = 0x0a00_0008, "operator", "sent down by `underpass down`",
-        "`underpass up`";
+    Operator = 0x0a00_0008, "operator", "sent down by `underpass down`, or by a rule that came later (`underpass deny`)",
+        "`underpass up`; `underpass rules`";
     RingFull = 0x0a00_0009, "ring-full", "the reader did not keep up; the kernel's buffers are larger",
         "nothing; it is promoted again later";
     Limit = 0x0a00_000a, "limit", "a limit of this cgroup is reached",

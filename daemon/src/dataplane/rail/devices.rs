@@ -4,10 +4,10 @@
 //! no more about the wiring. Where this is wrong, because a router connects two subnets, the configuration names
 //! the fabric. Among several rails, a connection's bytes take the one of the interface that has its address ([`Facts::rank`]).
 
-use crate::config::RailConfig;
+use crate::config::RailRules;
 use crate::os::locality::Locality;
 use rustix::fd::RawFd;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use underpass_rdma::devices::{Change, Fabric, SysDevice};
@@ -89,16 +89,19 @@ pub(super) enum News {
 
 pub(super) struct Devices<V: Provider> {
     verbs: V,
-    config: Vec<RailConfig>,
+    rules: RailRules,
+    /// Ports that would be rails, if clear text were not forbidden.
+    barred: BTreeSet<Port>,
     open: BTreeMap<DeviceId, Arc<V::Device>>,
     up: BTreeMap<Port, Facts>,
 }
 
 impl<V: Provider> Devices<V> {
-    pub(super) fn new(verbs: V, config: &[RailConfig]) -> Devices<V> {
+    pub(super) fn new(verbs: V, rules: RailRules) -> Devices<V> {
         Devices {
             verbs,
-            config: config.to_vec(),
+            rules,
+            barred: BTreeSet::new(),
             open: BTreeMap::new(),
             up: BTreeMap::new(),
         }
@@ -106,6 +109,11 @@ impl<V: Provider> Devices<V> {
 
     pub(super) fn up(&self) -> &BTreeMap<Port, Facts> {
         &self.up
+    }
+
+    /// Are there rails that may not be used, because they do not encrypt?
+    pub(super) fn has_barred(&self) -> bool {
+        !self.barred.is_empty()
     }
 
     /// A rail, for the engine of a pair of nodes.
@@ -148,17 +156,25 @@ impl<V: Provider> Devices<V> {
             self.up.remove(&p);
             news.push(News::Gone(p));
         }
+        self.barred.retain(|p| p.device != *id);
         if self.open.remove(id).is_some() {
             tracing::info!(device = id.name, "rdma device gone");
         }
     }
 
     fn look(&mut self, d: &SysDevice, news: &mut Vec<News>) {
-        let wanted: Vec<(u8, Facts)> = d
-            .ports
-            .iter()
-            .filter_map(|p| Some((p.port, facts(&self.config, d, p.port)?)))
-            .collect();
+        self.barred.retain(|p| p.device != d.id);
+        let mut wanted: Vec<(u8, Facts)> = Vec::new();
+        for port in d.ports.iter().map(|p| p.port) {
+            match facts(&self.rules, d, port) {
+                Some(_) if self.rules.is_barred(&d.id.name, port) => {
+                    let device = d.id.clone();
+                    self.barred.insert(Port { device, port });
+                }
+                Some(f) => wanted.push((port, f)),
+                None => {}
+            }
+        }
         if !wanted.is_empty() && !self.open.contains_key(&d.id) {
             match self.verbs.open(&d.id) {
                 Ok(dev) => {
@@ -238,14 +254,13 @@ impl<V: Provider> Devices<V> {
 }
 
 /// The properties of a port, if it is usable. Prefers an IPv4 address.
-fn facts(config: &[RailConfig], d: &SysDevice, port: u8) -> Option<Facts> {
+fn facts(rules: &RailRules, d: &SysDevice, port: u8) -> Option<Facts> {
     let p = d.ports.iter().find(|p| p.port == port)?;
     d.usable(p).ok()?;
-    let config = config.iter().find(|c| c.is(&d.id.name, port));
-    if config.is_some_and(|c| c.off) {
+    if rules.is_off(&d.id.name, port) {
         return None;
     }
-    let fabric = config.and_then(|c| c.fabric);
+    let fabric = rules.of(&d.id.name, port).and_then(|c| c.fabric);
     let kind = match d.fabric(p) {
         Fabric::InfiniBand => GidKind::InfiniBand,
         Fabric::Iwarp => GidKind::Address,
@@ -290,8 +305,10 @@ fn facts(config: &[RailConfig], d: &SysDevice, port: u8) -> Option<Facts> {
 }
 
 /// Has one of these devices a port that is a rail?
-pub(crate) fn has_rail(all: &[SysDevice], config: &[RailConfig]) -> bool {
-    let is = |d: &SysDevice| d.ports.iter().any(|p| facts(config, d, p.port).is_some());
+pub(crate) fn has_rail(all: &[SysDevice], rules: &RailRules) -> bool {
+    let may =
+        |d: &SysDevice, port| !rules.is_barred(&d.id.name, port) && facts(rules, d, port).is_some();
+    let is = |d: &SysDevice| d.ports.iter().any(|p| may(d, p.port));
     all.iter().any(is)
 }
 
@@ -399,7 +416,7 @@ mod tests {
     fn fabrics_of_ports() {
         let node = World::new(1, 1, 1, Faults::default()).node(0);
         let id = node.scan().unwrap().remove(0);
-        let d = Devices::new(node, &[]);
+        let d = Devices::new(node, RailRules::default());
         let fabric = |layer, kind, address: &str| {
             let ip: std::net::Ipv6Addr = address.parse().unwrap();
             let port = SysPort {
@@ -425,7 +442,7 @@ mod tests {
                 verbs: Some("uverbs0".into()),
                 ports: vec![port],
             };
-            facts(&d.config, &device, 1).map(|f| f.fabric)
+            facts(&d.rules, &device, 1).map(|f| f.fabric)
         };
         let roce = |a| fabric(LinkLayer::Ethernet, GidKind::RoceV2, a);
         assert_eq!(roce("::ffff:127.0.0.1"), Some(number(&[127, 0, 0, 0])));
@@ -442,7 +459,7 @@ mod tests {
     fn one_device_goes() {
         let node = World::new(1, 1, 2, Faults::default()).node(0);
         let ids = node.scan().unwrap();
-        let mut d = Devices::new(node, &[]);
+        let mut d = Devices::new(node, RailRules::default());
         let ports: Vec<Port> = (ids.iter().cloned())
             .map(|device| Port { device, port: 1 })
             .collect();
