@@ -64,7 +64,7 @@ impl Proof {
         let failures = (was & FAILURES) / FAILURE;
         let next = (failures + 1).min(FAILURES / FAILURE);
         let far = (loc.bytes() as u64).saturating_mul(1 << next).min(FAR);
-        self.0.store(from(cursor, far) | next * FAILURE, Relaxed);
+        self.0.store(from(cursor, far) | (next * FAILURE), Relaxed);
     }
 }
 
