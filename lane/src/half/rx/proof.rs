@@ -28,7 +28,7 @@ const BACKED: u32 = 1;
 const FAILURE: u32 = 2;
 const FAILURES: u32 = 31 * FAILURE;
 /// Most bytes between two looks: half of what can be told from what lies behind.
-const FAR: u64 = 1 << 30;
+const MOST: u64 = 1 << 30;
 
 impl Proof {
     #[inline(always)]
@@ -63,8 +63,9 @@ impl Proof {
         }
         let failures = (was & FAILURES) / FAILURE;
         let next = (failures + 1).min(FAILURES / FAILURE);
-        let far = (loc.bytes() as u64).saturating_mul(1 << next).min(FAR);
-        self.0.store(from(cursor, far) | (next * FAILURE), Relaxed);
+        let bytes = (loc.bytes() as u64).saturating_mul(1 << next).min(MOST);
+        self.0
+            .store(from(cursor, bytes) | (next * FAILURE), Relaxed);
     }
 }
 
@@ -136,14 +137,14 @@ mod tests {
             for _ in 0..40 {
                 p.store(at(0), loc, false);
             }
-            assert!(!p.is_due(at(FAR - 1)) && p.is_due(at(FAR + 4096)));
+            assert!(!p.is_due(at(MOST - 1)) && p.is_due(at(MOST + 4096)));
             // Another ring begins anew, but what failed is not forgotten.
             p.begin(at(0), Some(loc), false);
             assert!(!p.is_due(at(round - 1)) && p.is_due(at(round + 4096)));
             p.store(at(round), loc, false);
-            assert!(!p.is_due(at(FAR)));
+            assert!(!p.is_due(at(MOST)));
             p.store(at(0), loc, true);
-            assert!(p.is_backed() && !p.is_due(at(FAR + 4096)));
+            assert!(p.is_backed() && !p.is_due(at(MOST + 4096)));
             p.begin(at(0), Some(loc), false);
             assert!(!p.is_backed());
             p.begin(at(0), Some(loc), true);
