@@ -361,7 +361,7 @@ fn small(lanes: u32, memory: u64, clients: u32) -> Limits {
     Limits {
         lanes,
         memory,
-        pinned: memory / 2,
+        pinned: memory,
         clients,
         waiting: 2,
         jobs: 64,
@@ -374,7 +374,10 @@ mod tests {
 
     #[test]
     fn limits_hold_and_come_back() {
-        let all = Cgroups::new(small(2, 100, 1));
+        let all = Cgroups::new(Limits {
+            pinned: 50,
+            ..small(2, 100, 1)
+        });
         let g = all.get("/a");
         assert!(g.take_lane() && g.take_lane() && !g.take_lane());
         g.give_lane();
@@ -398,7 +401,10 @@ mod tests {
     /// Each limit counts what it refuses, and nothing else.
     #[test]
     fn refusals_are_counted() {
-        let all = Cgroups::new(small(1, 100, 1));
+        let all = Cgroups::new(Limits {
+            pinned: 50,
+            ..small(1, 100, 1)
+        });
         for (n, (limit, name)) in Limit::ALL.into_iter().enumerate() {
             assert_eq!(limit as usize, n, "{name}");
         }
