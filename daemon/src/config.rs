@@ -192,6 +192,8 @@ pub struct LimitsConfig {
     /// Address space reserved for rings. Pages cost memory only when used, and the process that
     /// uses them pays.
     pub memory_mib: Option<u64>,
+    /// Of that, memory of lanes to other nodes, which is pinned.
+    pub pinned_mib: Option<u64>,
     pub processes: Option<u32>,
     /// Ends that wait for their other ends.
     pub waiting: Option<u32>,
@@ -393,10 +395,11 @@ impl Config {
 
     pub fn limits(&self) -> Limits {
         let (said, here) = (&self.limits, Limits::of(&Machine::here()));
-        let memory = said.memory_mib.map(|m| m.saturating_mul(1 << 20));
+        let bytes = |mib: Option<u64>| mib.map(|m| m.saturating_mul(1 << 20));
         Limits {
             lanes: said.lanes.unwrap_or(here.lanes),
-            memory: memory.unwrap_or(here.memory),
+            memory: bytes(said.memory_mib).unwrap_or(here.memory),
+            pinned: bytes(said.pinned_mib).unwrap_or(here.pinned),
             clients: said.processes.unwrap_or(here.clients),
             waiting: said.waiting.unwrap_or(here.waiting),
             jobs: here.jobs,

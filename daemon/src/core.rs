@@ -11,6 +11,7 @@ mod expedite;
 mod holders;
 mod idle;
 mod inherited;
+mod memory;
 mod recovered;
 pub mod register;
 mod remote;
@@ -45,6 +46,7 @@ use crate::nodes::peers::directory::Directory;
 use crate::nodes::peers::Peers;
 use crate::os::fds::Foreign;
 use crate::os::memfd::{self, Ident};
+use crate::os::memory_room::Rooms;
 use crate::os::process::{ProcId, Process};
 use crate::os::system::{Clock, System};
 use crate::pairing::local::Waiting;
@@ -106,6 +108,7 @@ pub struct Core<V: Provider = Ibv> {
     pub lookup: Lookup,
     pub groups: LinkGroups,
     pub cgroups: Cgroups,
+    rooms: Rooms,
     pub events: Events,
     pub counters: Counters,
     next_client: u64,
@@ -184,6 +187,7 @@ impl<V: Provider> Core<V> {
             effects: remote::Effects::default(),
             remote_cgroup: limits::remote(&cgroups.refused),
             cgroups,
+            rooms: Rooms::here(),
             config,
             proof,
             incarnation,
@@ -257,6 +261,7 @@ impl<V: Provider> Core<V> {
                     comm: process.comm.clone(),
                     netns: process.netns,
                     member,
+                    room: self.rooms.of(&process.cgroups),
                     family,
                     control: None,
                     credits: 0,
@@ -478,6 +483,7 @@ impl<V: Provider> Core<V> {
                 sender,
             } => self.take_over(id, (group, lane), (side, sender))?,
             ToDaemon::Moved { table_bytes } => self.moved(id, fds, table_bytes)?,
+            ToDaemon::WantChunk { group, .. } if !self.may_grow(id, group) => {}
             ToDaemon::WantChunk { group, side } => {
                 self.groups.want_chunk(id, group, side, &mut out)?
             }

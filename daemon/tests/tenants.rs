@@ -361,3 +361,41 @@ fn ends_that_wait_are_counted() {
     offers(&mut one, &mut other);
     assert_eq!(shown.refusals("waiting"), 10);
 }
+
+/// Whose memory cgroup is nearly full gets no lanes, and no more of those it has; others do.
+#[test]
+fn a_full_memory_cgroup_gets_no_lanes() {
+    let shown = Shown::start("");
+    let d = &shown.daemon;
+    let Some(tenant) = Dialer::start(&d.dir) else {
+        return skip();
+    };
+    let (mut one, mut other) = (tenant.shim(), Shim::new(&d.dir));
+    let (lane, _) = pair(&mut one, &mut other);
+    // (What the limit leaves for everything but lanes is more than all of this.)
+    tenant.stranger.limit(Some(3 << 20));
+    std::thread::sleep(Duration::from_millis(200)); // it is read ten times a second
+    let ends: Vec<_> = (0..3).map(|_| tcp()).collect();
+    for (c, s) in &ends {
+        let (i, j) = (one.enter(c, true), other.enter(s, false));
+        one.register(i, c);
+        other.register(j, s);
+        let (own, peer) = (Reason::Memory.code(), Reason::PeerDeclined.code());
+        let (local, remote, retry_ms) = one.declined(i);
+        assert_eq!((local, remote), (own, peer));
+        assert!(retry_ms > 0);
+        assert_eq!(other.declined(j).0, peer);
+    }
+    let (group, side) = (lane.group, lane.side);
+    one.say(ToDaemon::WantChunk { group, side }, &[]);
+    served(d, 3);
+    assert_eq!(shown.refusals("room"), 4);
+    tenant.stranger.limit(None);
+    std::thread::sleep(Duration::from_millis(200));
+    one.say(ToDaemon::WantChunk { group, side }, &[]);
+    one.until("a chunk", |m| {
+        matches!(m, ToShim::Chunk { .. }).then_some(())
+    });
+    pair(&mut one, &mut other);
+    assert_eq!((shown.refusals("room"), shown.hostile()), (4, 0));
+}

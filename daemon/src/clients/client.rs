@@ -6,6 +6,7 @@ use crate::clients::control::Control;
 use crate::clients::family::Family;
 use crate::clients::ids::ClientId;
 use crate::clients::limits::{Cgroup, Member};
+use crate::os::memory_room::Room;
 use crate::os::process::ProcId;
 use crate::os::system::System;
 use lane::proto::msg::{op, ToShim};
@@ -26,6 +27,8 @@ pub struct Client {
     pub comm: String,
     pub netns: u64,
     pub member: Member,
+    /// Its memory cgroup, and those above.
+    pub(crate) room: Rc<Room>,
     pub family: Arc<Family>,
     /// `None` while the process lives without a control connection.
     pub control: Option<Rc<Control>>,

@@ -17,6 +17,8 @@ const KEPT: u32 = 4;
 pub struct Limits {
     pub lanes: u32,
     pub memory: u64,
+    /// Of that, memory that devices read and write, which has all of its pages.
+    pub pinned: u64,
     pub clients: u32,
     /// Ends that wait for their other ends.
     pub waiting: u32,
@@ -41,11 +43,14 @@ pub enum Limit {
     Tools,
     Descriptors,
     Waiting,
+    Pinned,
+    /// Of the memory cgroup of a process, or of one above it: it is nearly full.
+    Room,
 }
 
 impl Limit {
     /// All of them, by the names that monitoring shows.
-    pub const ALL: [(Limit, &str); 12] = [
+    pub const ALL: [(Limit, &str); 14] = [
         (Limit::Lanes, "lanes"),
         (Limit::Memory, "memory"),
         (Limit::Chunks, "chunks"),
@@ -58,6 +63,8 @@ impl Limit {
         (Limit::Tools, "tools"),
         (Limit::Descriptors, "descriptors"),
         (Limit::Waiting, "waiting"),
+        (Limit::Pinned, "pinned"),
+        (Limit::Room, "room"),
     ];
 }
 
@@ -84,6 +91,7 @@ pub struct Cgroup {
     limits: Limits,
     lanes: AtomicU32,
     memory: AtomicU64,
+    pinned: AtomicU64,
     clients: AtomicU32,
     kept: AtomicU32,
     dialing: AtomicU32,
@@ -130,17 +138,28 @@ impl Cgroup {
         give(&self.lanes);
     }
 
-    /// Reserves memory; `false` at the limit.
-    pub fn take_memory(&self, bytes: u64) -> bool {
-        let most = self.limits.memory;
-        let sum = |n: u64| Some(n.saturating_add(bytes)).filter(|n| *n <= most);
-        let taken = self.memory.fetch_update(Relaxed, Relaxed, sum).is_ok();
-        self.count(Limit::Memory, taken)
+    /// Reserves memory, `pinned` or not; `false` at the limit.
+    pub fn take_memory(&self, bytes: u64, pinned: bool) -> bool {
+        let sum = |count: &AtomicU64, most: u64| {
+            let more = |n: u64| Some(n.saturating_add(bytes)).filter(|n| *n <= most);
+            count.fetch_update(Relaxed, Relaxed, more).is_ok()
+        };
+        if !self.count(Limit::Memory, sum(&self.memory, self.limits.memory)) {
+            return false;
+        }
+        let held = !pinned || self.count(Limit::Pinned, sum(&self.pinned, self.limits.pinned));
+        if !held {
+            self.give_memory(bytes, false);
+        }
+        held
     }
 
-    pub fn give_memory(&self, bytes: u64) {
+    pub fn give_memory(&self, bytes: u64, pinned: bool) {
         let less = |n: u64| Some(n.saturating_sub(bytes));
         let _ = self.memory.fetch_update(Relaxed, Relaxed, less); // `less` never returns `None`
+        if pinned {
+            let _ = self.pinned.fetch_update(Relaxed, Relaxed, less);
+        }
     }
 
     #[cfg(test)]
@@ -213,6 +232,7 @@ pub(crate) fn remote(refused: &Arc<Refusals>) -> Arc<Cgroup> {
     let limits = Limits {
         lanes,
         memory: u64::MAX,
+        pinned: u64::MAX,
         clients: u32::MAX,
         waiting: u32::MAX,
         jobs: u32::MAX,
@@ -321,6 +341,7 @@ impl Cgroups {
             limits: self.limits,
             lanes: AtomicU32::new(0),
             memory: AtomicU64::new(0),
+            pinned: AtomicU64::new(0),
             clients: AtomicU32::new(0),
             kept: AtomicU32::new(0),
             dialing: AtomicU32::new(0),
@@ -347,6 +368,7 @@ fn small(lanes: u32, memory: u64, clients: u32) -> Limits {
     Limits {
         lanes,
         memory,
+        pinned: memory,
         clients,
         waiting: 2,
         jobs: 64,
@@ -359,14 +381,22 @@ mod tests {
 
     #[test]
     fn limits_hold_and_come_back() {
-        let all = Cgroups::new(small(2, 100, 1));
+        let all = Cgroups::new(Limits {
+            pinned: 50,
+            ..small(2, 100, 1)
+        });
         let g = all.get("/a");
         assert!(g.take_lane() && g.take_lane() && !g.take_lane());
         g.give_lane();
         assert!(g.take_lane());
-        assert!(g.take_memory(100) && !g.take_memory(1));
-        g.give_memory(1);
-        assert!(g.take_memory(1) && !g.take_memory(u64::MAX));
+        assert!(g.take_memory(100, false) && !g.take_memory(1, false));
+        g.give_memory(1, false);
+        assert!(g.take_memory(1, false) && !g.take_memory(u64::MAX, false));
+        g.give_memory(60, false);
+        assert!(g.take_memory(50, true) && !g.take_memory(1, true));
+        assert!(g.take_memory(10, false), "what was refused is not counted");
+        g.give_memory(50, true);
+        assert!(!g.take_memory(51, false) && g.take_memory(50, true));
         let m = g.enter().unwrap();
         assert!(g.enter().is_none());
         drop(m);
@@ -391,25 +421,30 @@ mod tests {
     /// Each limit counts what it refuses, and nothing else.
     #[test]
     fn refusals_are_counted() {
-        let all = Cgroups::new(small(1, 100, 1));
+        let all = Cgroups::new(Limits {
+            pinned: 50,
+            ..small(1, 100, 1)
+        });
         for (n, (limit, name)) in Limit::ALL.into_iter().enumerate() {
             assert_eq!(limit as usize, n, "{name}");
         }
         let g = all.get("/a");
         let (_m, _s) = (g.enter(), g.seat());
-        assert!(g.take_lane() && g.take_memory(100));
+        assert!(g.take_lane() && g.take_memory(50, true) && g.take_memory(50, false));
         let _t: Vec<_> = (0..TAKEOVERS).map(|_| g.takeover()).collect();
         assert_eq!(all.refused.all(), [0; Limit::ALL.len()]);
         let _ = (g.enter(), g.seat(), g.takeover(), g.take_lane());
         let _w = (g.waits(), g.waits(), g.waits());
-        let _ = (g.take_memory(1), all.get("/b").take_memory(101));
+        let b = all.get("/b");
+        let _ = (g.take_memory(1, false), b.take_memory(101, true));
+        let _ = (b.take_memory(51, true), b.refused(Limit::Room));
         drop(_w);
         assert!(g.waits().is_some());
         let own = remote(&all.refused);
         own.refused(Limit::Inherited);
         let of = |limit: Limit| all.refused.all()[limit as usize];
         let shown = Limit::ALL.map(|l| of(l.0));
-        assert_eq!(shown, [1, 2, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1]);
+        assert_eq!(shown, [1, 2, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1]);
     }
 
     #[test]

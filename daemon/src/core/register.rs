@@ -274,6 +274,14 @@ impl<V: Provider> Core<V> {
         let (Some(a), Some(b)) = (cgroup(&ends[0]), cgroup(&ends[1])) else {
             return;
         };
+        for at in 0..2 {
+            if !self.may_have_lane(ends[at].client, ends[1 - at].client) {
+                let (own, other) = (Reason::Memory, Reason::PeerDeclined);
+                self.decline(ends[at], own, other, RETRY_TROUBLE_MS);
+                self.decline(ends[1 - at], other, own, RETRY_TROUBLE_MS);
+                return self.busy_changed();
+            }
+        }
         let mut out = Out::default();
         match self
             .groups

@@ -193,12 +193,15 @@ impl<V: Provider> Core<V> {
         };
         let ends = [p.who, other];
         let mut out = Out::default();
-        let made = self.groups.connect(
-            ends,
-            [&cgroup, &self.remote_cgroup],
-            self.system.random(),
-            &mut out,
-        );
+        let made = match self.may_have_lane(p.who.client, remote) {
+            true => self.groups.connect(
+                ends,
+                [&cgroup, &self.remote_cgroup],
+                self.system.random(),
+                &mut out,
+            ),
+            false => Err(Refused::Memory),
+        };
         match made {
             Ok((group, slot, uses)) => {
                 for (end, first) in ends.into_iter().zip(p.firsts) {

@@ -216,6 +216,11 @@ impl LinkGroups {
         }
     }
 
+    /// Is there a link group of these two?
+    pub(crate) fn are_linked(&self, a: ClientId, b: ClientId) -> bool {
+        self.by_pair.contains_key(&(a.min(b), a.max(b)))
+    }
+
     /// Lanes in use.
     pub fn lanes(&self) -> u64 {
         self.lanes
@@ -247,9 +252,9 @@ impl LinkGroups {
         let payers = [cgroups[0], cgroups[usize::from(!remote)]];
         let area = first_bytes(remote) as u64;
         for side in 0..2 {
-            if !payers[side].take_memory(area) {
+            if !payers[side].take_memory(area, remote) {
                 if side == 1 {
-                    payers[0].give_memory(area);
+                    payers[0].give_memory(area, remote);
                 }
                 return Err(Refused::Limit(if remote { 0 } else { side }));
             }
@@ -257,7 +262,7 @@ impl LinkGroups {
         match make_areas(id, remote, self.clock.now()) {
             Err(e) => {
                 tracing::warn!(group = %format_args!("{id:#x}"), "no memory for a link group: {e}");
-                payers.iter().for_each(|g| g.give_memory(area));
+                payers.iter().for_each(|g| g.give_memory(area, remote));
                 Err(Refused::Memory)
             }
             Ok((bells, areas)) => {
@@ -540,6 +545,7 @@ impl LinkGroups {
         let Some(group) = self.groups.remove(&id) else {
             return;
         };
+        let remote = group.is_remote();
         for u in group.slots.into_iter().filter_map(|s| s.now) {
             self.lanes -= 1;
             group.sides.iter().for_each(|s| s.cgroup.give_lane());
@@ -555,7 +561,8 @@ impl LinkGroups {
             }
         }
         for (side, s) in group.sides.iter().enumerate() {
-            s.payer.give_memory(s.chunks().map(|c| c.bytes).sum());
+            s.payer
+                .give_memory(s.chunks().map(|c| c.bytes).sum(), remote);
             if let Some(set) = self.by_client.get_mut(&s.client) {
                 set.remove(&id);
                 if set.is_empty() {

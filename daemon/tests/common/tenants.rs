@@ -71,6 +71,19 @@ impl TestCgroup {
     }
 }
 
+impl TestCgroup {
+    /// Its limit of memory, in bytes; `None`: none.
+    fn limit(&self, bytes: Option<u64>) {
+        let one = self.0.join("memory.limit_in_bytes");
+        let (file, none) = match one.exists() {
+            true => (one, "-1"),
+            false => (self.0.join("memory.max"), "max"),
+        };
+        let text = bytes.map_or(none.into(), |n| n.to_string());
+        std::fs::write(file, text).unwrap();
+    }
+}
+
 impl Drop for TestCgroup {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir(&self.0); // it is empty by then
@@ -80,7 +93,7 @@ impl Drop for TestCgroup {
 /// A process of another tenant; it ends with this.
 pub struct Stranger {
     pid: i32,
-    _cgroup: TestCgroup,
+    cgroup: TestCgroup,
 }
 
 impl Stranger {
@@ -112,10 +125,12 @@ impl Stranger {
                 work();
             }
         }
-        Some(Stranger {
-            pid,
-            _cgroup: cgroup,
-        })
+        Some(Stranger { pid, cgroup })
+    }
+
+    /// Limits the memory of its tenant.
+    pub fn limit(&self, bytes: Option<u64>) {
+        self.cgroup.limit(bytes);
     }
 
     pub fn lives(&self) -> bool {

@@ -40,8 +40,8 @@ macro_rules! reasons {
 reasons! {
     None = 0, "none", "promoted, or about to be",
         "nothing to do";
-    Memory = 0x0101_0000, "memory", "no memory for rings could be had",
-        "raise the limit of this cgroup in the daemon's configuration, or the node's memory";
+    Memory = 0x0101_0000, "memory", "no memory for rings could be had, or the memory cgroup of this process, or one above it, is nearly full",
+        "give the pod, the service or the node more memory";
     TimeoutDaemon = 0x0201_0000, "daemon-timeout", "the daemon did not answer in time",
         "look whether underpassd is stopped or overloaded";
     PeerNoShim = 0x0301_0000, "peer-no-shim", "the other end does not run under Underpass",

@@ -30,14 +30,15 @@ impl std::fmt::Display for Limits {
         let Limits {
             lanes,
             memory,
+            pinned,
             clients,
             waiting,
             ..
         } = self;
-        let mib = memory >> 20;
+        let (mib, pinned) = (memory >> 20, pinned >> 20);
         write!(
             f,
-            "lanes = {lanes}, memory_mib = {mib}, processes = {clients}, waiting = {waiting}"
+            "lanes = {lanes}, memory_mib = {mib}, pinned_mib = {pinned}, processes = {clients}, waiting = {waiting}"
         )
     }
 }
@@ -49,6 +50,8 @@ impl Limits {
             lanes: part(m.memory, 64 * KIB, 16_384, 262_144),
             // Address space, which costs nothing, but for a descriptor per 16 MiB.
             memory: m.memory.saturating_mul(32).clamp(64 * GIB, 1024 * GIB),
+            // An eighth, which is really taken. (8 MiB for a process and a node.)
+            pinned: (m.memory / 8).clamp(GIB / 4, 64 * GIB),
             // Each has some four descriptors here: a control connection, a table, one to wait for its end, one to dial.
             clients: part(m.files, 16, 64, 16_384),
             // A kilobyte of ours each: a 256th of what we may use.
@@ -119,7 +122,7 @@ mod tests {
         assert_eq!((places(64), places(1024), places(1 << 20)), (64, 128, 4096));
         assert_eq!(
             small.to_string(),
-            "lanes = 16384, memory_mib = 65536, processes = 64, waiting = 4096"
+            "lanes = 16384, memory_mib = 65536, pinned_mib = 256, processes = 64, waiting = 4096"
         );
         // Nothing is known of it.
         let none = Limits::of(&machine(0, 0, 0));

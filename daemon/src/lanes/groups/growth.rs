@@ -77,14 +77,14 @@ impl LinkGroups {
             s.payer.refused(Limit::Chunks);
             return Ok(());
         }
-        if !s.payer.take_memory(bytes) {
+        if !s.payer.take_memory(bytes, remote) {
             return Ok(());
         }
         match make_chunk(id, side, n, remote, self.clock.now()) {
             Ok(c) => s.more.push(c),
             Err(e) => {
                 tracing::warn!(group = %format_args!("{id:#x}"), "no memory for a chunk: {e}");
-                s.payer.give_memory(bytes);
+                s.payer.give_memory(bytes, remote);
                 return Ok(());
             }
         }

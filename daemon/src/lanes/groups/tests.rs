@@ -275,7 +275,7 @@ fn a_client_with_itself() {
     assert!(
         w.groups.by_pair.is_empty() && w.groups.by_conn.is_empty() && w.groups.by_client.is_empty()
     );
-    assert!(g.take_memory(u64::MAX), "all is given back");
+    assert!(g.take_memory(u64::MAX, false), "all is given back");
 }
 
 /// Another process goes on with the dead client's connection: the other end is told only when the link group is over.
