@@ -15,7 +15,7 @@ pub const FILE: &str = "rules.json";
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("rule `{0}`: `{1}` is no address range: {2}")]
-    Range(Rule, String, RangeError),
+    Range(Box<Rule>, String, RangeError),
     #[error("there are {MOST} rules already")]
     Full,
     #[error("there is no rule {0}; `underpass rules` shows them")]
@@ -55,7 +55,7 @@ impl Checked {
     fn new(rule: Rule) -> Result<Checked, Error> {
         let range = |text: &String| match text.parse() {
             Ok(r) => Ok(r),
-            Err(why) => Err(Error::Range(rule.clone(), text.clone(), why)),
+            Err(why) => Err(Error::Range(rule.clone().into(), text.clone(), why)),
         };
         let addresses = rule.addresses.iter().map(range).collect::<Result<_, _>>()?;
         Ok(Checked { rule, addresses })

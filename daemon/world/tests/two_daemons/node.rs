@@ -117,6 +117,7 @@ fn config(n: usize, limits: LimitsConfig) -> Config {
         port: None,
         fabric: Some(r as u32 + 1),
         off: false,
+        encrypted: false,
     };
     let other = 1 - n;
     Config {
