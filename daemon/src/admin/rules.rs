@@ -30,12 +30,14 @@ pub(super) fn apply(shared: &Shared, all: &Rows, before: &Rules) -> Response {
         let (Some(s), Some(to)) = (subject(e), targets.get(&(e.client, e.row.pid))) else {
             continue;
         };
-        // (Whoever is down already is told again: `underpass up` may have come between.)
+        let declined = e.row.reason == Reason::Config.code();
         let told = match (before.deny(&s), core.rules.deny(&s)) {
+            (_, true) if declined => continue,
+            // (Whoever is down already is told again: `underpass up` may have come between.)
             (_, true) => core.command_to(*to, e.conn, e.gen, op::DOWN),
             (true, false) => {
                 // (The daemon has declined those that had no lane. Eager: now, and not after half a minute.)
-                if e.row.reason == Reason::Config.code() {
+                if declined {
                     core.command_to(*to, e.conn, e.gen, op::EAGER);
                 }
                 core.command_to(*to, e.conn, e.gen, op::UP)
