@@ -140,7 +140,7 @@ impl RailRules {
     }
 
     /// Would lanes go there in clear text, and is that forbidden?
-    pub fn is_barred(&self, device: &str, port: u8) -> bool {
+    pub fn is_forbidden(&self, device: &str, port: u8) -> bool {
         self.encrypted_only && !self.of(device, port).is_some_and(|c| c.encrypted)
     }
 }
@@ -444,8 +444,8 @@ mod tests {
             toml::from_str("[lanes]\nclear_text = false\n[[rail]]\ndevice = 'a'\nencrypted = true")
                 .unwrap();
         let r = c.rails();
-        assert!(!r.is_barred("a", 1) && r.is_barred("b", 1));
-        assert!(!Config::default().rails().is_barred("b", 1));
+        assert!(!r.is_forbidden("a", 1) && r.is_forbidden("b", 1));
+        assert!(!Config::default().rails().is_forbidden("b", 1));
         let peers = "[node]\nname = 'a'\n[[peer]]\nname = 'b'\ncontrol = '10.0.0.2'\n\
                      addresses = ['10.0.0.2']\n[tls]\nkey = '/k'\n";
         let c: Config = toml::from_str(peers).unwrap();

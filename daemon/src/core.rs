@@ -576,15 +576,6 @@ impl<V: Provider> Core<V> {
         Some((file, payer))
     }
 
-    /// Tells a shim what to do with a connection. `false`: it is not connected; what operators want is kept until it is.
-    pub fn command(&mut self, client: ClientId, conn: u32, gen: u32, op: u32) -> bool {
-        let Some(p) = self.clients.get_mut(&client) else {
-            return false;
-        };
-        p.send(ToShim::Command { conn, gen, op }, vec![]);
-        p.control.is_some()
-    }
-
     /// The processes of a family.
     fn of_family(&self, family: Ident) -> impl Iterator<Item = &Client> {
         let all = self.clients.values();

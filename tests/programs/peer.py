@@ -4,7 +4,8 @@
     peer.py serve HOST CA CERT KEY MESSAGE...
     peer.py silent HOST NUMBER
 
-The last one keeps so many connections that say nothing, and makes a new one for each that ends.
+The last one keeps so many connections that say nothing, and makes a new one for each that ends: a
+hundred a second at most (whoever makes more keeps those from its own address from coming in time).
 
 Each MESSAGE is sent as it is (JSON, or `raw:HEX` for bytes without a length; `plain:HEX` before
 TLS, with nothing after it). What comes back is printed, one line each, then `end` and why.
@@ -15,8 +16,10 @@ import socket
 import ssl
 import struct
 import sys
+import time
 
 PORT = 7471
+PAUSE = 0.01
 
 
 def context(purpose, ca, cert, key):
@@ -58,6 +61,7 @@ def silent(host, number):
     made = 0
     while True:
         while len(kept) < number:
+            time.sleep(PAUSE)
             s = socket.create_connection((host, PORT), 10)
             poll.register(s, select.POLLIN | select.POLLHUP)
             kept[s.fileno()] = s

@@ -2,6 +2,7 @@
 
 use super::Core;
 use crate::clients::ids::ClientId;
+use lane::proto::msg::ToShim;
 use underpass_rdma::verbs::Provider;
 
 /// A process that operators can command.
@@ -29,6 +30,15 @@ impl<V: Provider> Core<V> {
             netns: r.netns,
         });
         clients.chain(recovered).collect()
+    }
+
+    /// Tells a shim what to do with a connection. `false`: it is not connected; what operators want is kept until it is.
+    pub fn command(&mut self, client: ClientId, conn: u32, gen: u32, op: u32) -> bool {
+        let Some(p) = self.clients.get_mut(&client) else {
+            return false;
+        };
+        p.send(ToShim::Command { conn, gen, op }, vec![]);
+        p.control.is_some()
     }
 
     /// Passes on an operator's command for a connection. `false`: the process gets it when it says hello.

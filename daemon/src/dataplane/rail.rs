@@ -444,7 +444,7 @@ impl<V: Provider> Rails<V> {
                 true => Reason::None,
                 false => Reason::RailDown,
             },
-            Some(d) if d.has_barred() => Reason::Config,
+            Some(d) if d.has_forbidden() => Reason::Config,
             _ => Reason::NoDevice,
         }
     }

@@ -48,7 +48,7 @@ pub(crate) struct Pool {
 #[derive(Default)]
 struct State {
     /// By address of the account, which each keeps alive. None without jobs that wait or are under way.
-    parties: HashMap<usize, Party>,
+    shares: HashMap<usize, Share>,
     /// Those with jobs that wait, in the order of their turns.
     turns: VecDeque<usize>,
     /// Jobs that have begun, and those among them whose threads are on their way.
@@ -64,7 +64,7 @@ struct State {
     watched: bool,
 }
 
-struct Party {
+struct Share {
     _account: Payer,
     queue: VecDeque<Job>,
     busy: usize,
@@ -78,7 +78,7 @@ impl State {
 
     fn push(&mut self, payer: Payer, job: Job) {
         let key = payer.as_ref().map_or(0, |a| Arc::as_ptr(a) as usize);
-        let p = self.parties.entry(key).or_insert_with(|| Party {
+        let p = self.shares.entry(key).or_insert_with(|| Share {
             _account: payer,
             queue: VecDeque::new(),
             busy: 0,
@@ -91,10 +91,10 @@ impl State {
 
     /// The next job that may begin: it does, now.
     fn take(&mut self) -> Option<(usize, Job)> {
-        let has = |key| self.parties.get(key).map_or(0, |p| p.busy);
+        let has = |key| self.shares.get(key).map_or(0, |p| p.busy);
         let turn = self.turns.iter().position(|key| self.may(has(key)))?;
         let key = self.turns.remove(turn)?;
-        let p = self.parties.get_mut(&key)?;
+        let p = self.shares.get_mut(&key)?;
         let job = p.queue.pop_front()?;
         p.busy += 1;
         self.busy += 1;
@@ -107,7 +107,7 @@ impl State {
     /// It has not begun after all.
     fn put_back(&mut self, key: usize, job: Job) {
         self.busy -= 1;
-        if let Some(p) = self.parties.get_mut(&key) {
+        if let Some(p) = self.shares.get_mut(&key) {
             p.busy -= 1;
             if p.queue.is_empty() {
                 self.turns.push_back(key);
@@ -118,10 +118,10 @@ impl State {
 
     fn done(&mut self, key: usize) {
         self.busy -= 1;
-        if let Some(p) = self.parties.get_mut(&key) {
+        if let Some(p) = self.shares.get_mut(&key) {
             p.busy -= 1;
             if p.busy == 0 && p.queue.is_empty() {
-                self.parties.remove(&key);
+                self.shares.remove(&key);
             }
         }
     }
@@ -361,7 +361,7 @@ mod tests {
         other.await_begun(SHARED / 4);
         drop((hanging._until, other._until));
         let end = Instant::now() + Duration::from_secs(60);
-        while !pool.lock().parties.is_empty() {
+        while !pool.lock().shares.is_empty() {
             assert!(Instant::now() < end, "{} wait", pool.lock().turns.len());
             std::thread::sleep(Duration::from_millis(1));
         }

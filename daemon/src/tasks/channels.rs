@@ -6,8 +6,8 @@
 
 mod context;
 mod handshake;
-mod strangers;
 pub mod tls;
+mod unnamed;
 
 use crate::clients::limits::Limit;
 use crate::clients::places::Place;
@@ -28,12 +28,12 @@ use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use strangers::Strangers;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{signal, SignalKind};
 use tokio::sync::mpsc;
 use tracing::Instrument;
+use unnamed::Unnamed;
 
 /// Pause between attempts to connect: at first, the longest, and the shortest even if something asks for a retry.
 const DIAL_BACKOFF_MIN: Duration = Duration::from_millis(250);
@@ -97,7 +97,7 @@ pub async fn run(shared: Shared, files: TlsConfig, listener: TcpListener) {
         incarnation,
         files,
         identity: RefCell::default(),
-        strangers: Strangers::new(),
+        unnamed: Unnamed::new(),
         shared,
     });
     let stamps = tls::stamps(&ctx.files);
@@ -230,7 +230,7 @@ async fn accept(ctx: Rc<Context>, listener: TcpListener) {
         match listener.accept().await {
             Ok((tcp, from)) => {
                 let ip = from.ip().to_canonical();
-                let entered = ctx.strangers.enter(ip, &*ctx.directory);
+                let entered = ctx.unnamed.enter(ip, &*ctx.directory);
                 if !matches!(entered, Some((_, false))) {
                     let refused = ctx.shared.borrow().cgroups.refused.clone();
                     refused.count(Limit::Nodes);

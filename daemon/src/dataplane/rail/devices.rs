@@ -91,7 +91,7 @@ pub(super) struct Devices<V: Provider> {
     verbs: V,
     rules: RailRules,
     /// Ports that would be rails, if clear text were not forbidden.
-    barred: BTreeSet<Port>,
+    forbidden: BTreeSet<Port>,
     open: BTreeMap<DeviceId, Arc<V::Device>>,
     up: BTreeMap<Port, Facts>,
 }
@@ -101,7 +101,7 @@ impl<V: Provider> Devices<V> {
         Devices {
             verbs,
             rules,
-            barred: BTreeSet::new(),
+            forbidden: BTreeSet::new(),
             open: BTreeMap::new(),
             up: BTreeMap::new(),
         }
@@ -112,8 +112,8 @@ impl<V: Provider> Devices<V> {
     }
 
     /// Are there rails that may not be used, because they do not encrypt?
-    pub(super) fn has_barred(&self) -> bool {
-        !self.barred.is_empty()
+    pub(super) fn has_forbidden(&self) -> bool {
+        !self.forbidden.is_empty()
     }
 
     /// A rail, for the engine of a pair of nodes.
@@ -156,20 +156,20 @@ impl<V: Provider> Devices<V> {
             self.up.remove(&p);
             news.push(News::Gone(p));
         }
-        self.barred.retain(|p| p.device != *id);
+        self.forbidden.retain(|p| p.device != *id);
         if self.open.remove(id).is_some() {
             tracing::info!(device = id.name, "rdma device gone");
         }
     }
 
     fn look(&mut self, d: &SysDevice, news: &mut Vec<News>) {
-        self.barred.retain(|p| p.device != d.id);
+        self.forbidden.retain(|p| p.device != d.id);
         let mut wanted: Vec<(u8, Facts)> = Vec::new();
         for port in d.ports.iter().map(|p| p.port) {
             match facts(&self.rules, d, port) {
-                Some(_) if self.rules.is_barred(&d.id.name, port) => {
+                Some(_) if self.rules.is_forbidden(&d.id.name, port) => {
                     let device = d.id.clone();
-                    self.barred.insert(Port { device, port });
+                    self.forbidden.insert(Port { device, port });
                 }
                 Some(f) => wanted.push((port, f)),
                 None => {}
@@ -306,8 +306,9 @@ fn facts(rules: &RailRules, d: &SysDevice, port: u8) -> Option<Facts> {
 
 /// Has one of these devices a port that is a rail?
 pub(crate) fn has_rail(all: &[SysDevice], rules: &RailRules) -> bool {
-    let may =
-        |d: &SysDevice, port| !rules.is_barred(&d.id.name, port) && facts(rules, d, port).is_some();
+    let may = |d: &SysDevice, port| {
+        !rules.is_forbidden(&d.id.name, port) && facts(rules, d, port).is_some()
+    };
     let is = |d: &SysDevice| d.ports.iter().any(|p| may(d, p.port));
     all.iter().any(is)
 }

@@ -1,7 +1,7 @@
 //! What the tasks that make and serve channels share.
 
-use super::strangers::Strangers;
 use super::tls;
+use super::unnamed::Unnamed;
 use crate::config::TlsConfig;
 use crate::core::Shared;
 use crate::nodes::peers::directory::{Directory, Name};
@@ -22,7 +22,7 @@ pub(crate) struct Context {
     pub incarnation: u64,
     pub(super) files: TlsConfig,
     pub(super) identity: RefCell<Option<tls::Identity>>,
-    pub(super) strangers: Strangers,
+    pub(super) unnamed: Unnamed,
 }
 
 impl Context {

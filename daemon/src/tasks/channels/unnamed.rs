@@ -21,7 +21,7 @@ const AT_ONCE: u32 = 16;
 /// Addresses that are remembered before those are forgotten that do not matter any more.
 const PACES: usize = 1024;
 
-pub(super) struct Strangers {
+pub(super) struct Unnamed {
     /// Where daemons of other nodes are, and of which generation of the directory.
     at: RefCell<(Option<u64>, HashSet<IpAddr>)>,
     nodes: Rc<Places>,
@@ -38,9 +38,9 @@ fn network(ip: IpAddr) -> IpAddr {
     }
 }
 
-impl Strangers {
-    pub(super) fn new() -> Strangers {
-        Strangers {
+impl Unnamed {
+    pub(super) fn new() -> Unnamed {
+        Unnamed {
             at: RefCell::default(),
             nodes: Places::new(PLACES),
             others: Places::new(PLACES),
@@ -106,7 +106,7 @@ mod tests {
             addresses: &addresses,
         }];
         let directory = FileDirectory::new("a", &["10.1.0.0/16".to_owned()], &listed).unwrap();
-        let all = Strangers::new();
+        let all = Unnamed::new();
         let come = |ip: String| {
             all.paces.borrow_mut().clear(); // time has passed
             all.enter(ip.parse().unwrap(), &directory).unwrap()
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn who_comes_too_often_is_refused() {
-        let all = Strangers::new();
+        let all = Unnamed::new();
         let now = Instant::now();
         let node = Some(IpAddr::from([192, 0, 2, 1]));
         let count = |of, at| (0..100).filter(|_| all.in_time(of, at)).count();
