@@ -20,9 +20,8 @@ pub mod tx;
 use crate::abi::{rx as word, tx as phase};
 use crate::num;
 pub use baseline::{Baseline, Counted};
-use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::*};
-pub use mem::{Area, Iov, Memory, Ring, CALL_MAX};
+pub use mem::{Area, Iov, Memory, CALL_MAX};
 pub use rx::{Received, RxState};
 pub use tx::{Sent, TxState};
 
@@ -95,16 +94,6 @@ pub trait Port {
     /// May it be written?
     #[inline(always)]
     fn writable(&self, _p: *mut u8, _n: usize) -> bool {
-        true
-    }
-    /// Copies these bytes of a chunk of the other client's area, so that no page of it is made that is not there. False: it
-    /// cannot be done here.
-    fn read_ring(&self, _chunk: u32, _bytes: Range<usize>, _dst: *mut u8) -> bool {
-        false
-    }
-    /// Are all pages of this ring of the other client's there, and were there before we asked? They are afterwards, as far
-    /// as it was looked. False also if that could not be seen.
-    fn is_backed(&self, _chunk: u32, _ring: Ring) -> bool {
         true
     }
     /// Rings the other client's doorbell; never blocks, failure does not matter.

@@ -90,25 +90,3 @@ fn hostile_peer() -> Result<()> {
     redis.benchmark(&d.place(), load)?;
     Ok(())
 }
-
-/// Whoever announces bytes that it has never written makes its reader pay for pages that nobody made: no more than a few.
-/// (The file's pages are those that were charged to anybody, and the liar has made none of the ring's.)
-#[test]
-fn unwritten_bytes() -> Result<()> {
-    let mut d = Daemon::start()?;
-    let mut victim = Program::python("sink.py", &d.eager()).spawn()?;
-    let port = victim.line("listening", PATIENCE)?;
-    let port = port.split_whitespace().last().context("no port")?;
-    let liar = Program::new(env!("CARGO_BIN_EXE_hostile"), &Place::bare())
-        .arg("unwritten")
-        .arg(d.dir())
-        .arg(format!("127.0.0.1:{port}"))
-        .run(LIMIT)?;
-    let v = result(&liar.stdout).with_context(|| liar.stderr.clone())?;
-    println!("{v}");
-    let n = |k: &str| v[k].as_i64().unwrap_or(-1);
-    ensure!(n("read") == 8 << 20, "not all was read from the lane: {v}");
-    ensure!(n("after") - n("before") <= 8, "the victim has paid: {v}");
-    ensure!(!d.has_died() && !victim.has_ended(), "somebody died");
-    Ok(())
-}

@@ -29,14 +29,6 @@ impl Ring {
         self.mask + 1
     }
 
-    /// Reads a byte of page `n`, which is mapped from then on.
-    #[cfg(not(loom))]
-    pub fn touch(self, n: u64) {
-        let (p, _) = self.run(Cursor::new(n * 4096), 1);
-        // SAFETY: inside the mapping; whoever writes there, any byte is a value, and it is not used.
-        unsafe { p.read_volatile() };
-    }
-
     /// The contiguous run of at most `want` bytes that starts at cursor `at`: pointer and length.
     #[cfg(not(loom))]
     #[inline(always)]

@@ -8,7 +8,6 @@ mod deaf;
 mod died;
 mod look;
 mod peek;
-mod proof;
 mod read;
 mod revoke;
 mod take;
@@ -107,8 +106,6 @@ pub struct RxState {
     skip: AtomicU64,
     /// The mode before the revocation (REVOKING).
     revoked_mode: AtomicU32,
-    /// What is known of the ring's pages. In bytes that were padding.
-    proof: proof::Proof,
     /// Number of bytes taken from TCP that are not the application's: frames, and what TCP repeats of the ring. Counted
     /// behind `tcp_pos`.
     pub again: AtomicU64,
@@ -185,7 +182,6 @@ impl RxState {
         self.mode.store(mode::TCP, Relaxed);
         self.tag.store(tag, Relaxed);
         self.got_len.store(0, Relaxed);
-        self.proof.forget();
         m.own_rx().marks.store(marks::KEPT, Relaxed);
         m.own_rx().room.store(0, Relaxed);
         m.own_rx().word.store(RxWord::default(), Release);

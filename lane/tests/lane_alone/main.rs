@@ -12,7 +12,6 @@ mod end;
 mod ends;
 mod goes_on;
 mod leaving;
-mod pages;
 mod receive;
 mod sends;
 mod taken;

@@ -180,9 +180,9 @@ fn seal(fd: i32) {
     let _ = sys::fcntl(fd, libc::F_ADD_SEALS, num::word(CHUNK_SEALS));
 }
 
-/// Map a file only if nobody can shrink it: a fault would kill this process. (`lseek` would wait for a read that its writer
-/// has under way, which may never end.)
+/// Map a file only if nobody can shrink it: a fault would kill this process.
 fn keeps_its_size(fd: i32, bytes: u64) -> bool {
     let seals = sys::fcntl(fd, libc::F_GET_SEALS, 0).unwrap_or(0);
-    seals & libc::F_SEAL_SHRINK != 0 && sys::file_size(fd).is_ok_and(|n| n >= bytes)
+    seals & libc::F_SEAL_SHRINK != 0
+        && sys::lseek(fd, 0, libc::SEEK_END).is_ok_and(|n| num::natural(n) >= bytes)
 }

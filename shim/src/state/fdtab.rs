@@ -272,16 +272,6 @@ pub fn hide(fd: i32) -> i32 {
     fd
 }
 
-/// A hidden copy of a descriptor, if the application has none the fewer for it.
-pub fn spare_copy(fd: i32) -> Option<i32> {
-    match sys::rlimit_nofile() >= ROOMY {
-        true => hidden_copy(fd),
-        false => beyond(fd).inspect(|high| {
-            set(*high, Fd::Ours);
-        }),
-    }
-}
-
 /// A copy of the application's descriptor under a hidden number.
 pub fn hidden_copy(fd: i32) -> Option<i32> {
     if let Some(high) = beyond(fd) {

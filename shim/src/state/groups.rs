@@ -6,13 +6,11 @@
 use crate::state::fdtab;
 use crate::state::unanswered::Unanswered;
 use crate::sys::{self, lock, pids};
-use core::ops::Range;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use lane::abi::{
-    Loc, LocWord, Private, CHUNKS, CONTROL_BYTES, LANES, RING_FAST_LOG2, RING_LOG2_MAX,
-    RING_LOG2_MIN,
+    Loc, LocWord, Private, CHUNKS, LANES, RING_FAST_LOG2, RING_LOG2_MAX, RING_LOG2_MIN,
 };
-use lane::half::{Area, Ring};
+use lane::half::Area;
 use lane::num;
 use std::sync::OnceLock;
 
@@ -68,8 +66,6 @@ pub struct LinkGroup {
     pub unanswered: Unanswered,
     pub own: Area,
     pub peer: Area,
-    /// The files of the peer's data chunks, hidden, + 1 (0: not kept): rings are read from them until their pages are there.
-    files: [AtomicI32; CHUNKS],
     /// Our end of the doorbell + 1 (0: none).
     bell: AtomicI32,
     /// The waiter (index + 1) that polls the doorbell for all threads.
@@ -255,9 +251,6 @@ impl LinkGroup {
     /// unmapped: a thread that still has an old pointer into it must read zeros and not fault.
     pub fn retire(&self) {
         fdtab::close_ours(self.bell.swap(0, Relaxed) - 1);
-        for f in &self.files {
-            fdtab::close_ours(f.swap(0, Relaxed) - 1);
-        }
         for a in [&self.own, &self.peer] {
             a.clear(sys::blank);
         }
@@ -397,7 +390,6 @@ impl LinkGroup {
         // SAFETY: mapped for `bytes`, and kept so while the link group is in use. The file is sealed, so it cannot
         // shrink under the mapping.
         unsafe { self.peer.set_first(p, bytes) };
-        self.keep_file(1, fd);
         true
     }
 
@@ -420,9 +412,6 @@ impl LinkGroup {
         // SAFETY: as in `map_peer` (the daemon has made our own files, and seals them when we say that they are
         // mapped).
         unsafe { area.set_chunk(chunk as usize, p, bytes) };
-        if !own {
-            self.keep_file(chunk, fd);
-        }
         true
     }
 
@@ -440,50 +429,6 @@ impl LinkGroup {
             return false;
         };
         !is_shared() && self.map_chunk(false, chunk, fd, bytes)
-    }
-
-    /// Keeps a copy of the file of a chunk of the peer's. (Not where the application would miss the number; what another node
-    /// sends is in a file of the daemon's.)
-    fn keep_file(&self, chunk: u32, fd: i32) {
-        if let (false, Some(f)) = (self.is_remote(), self.files.get(chunk as usize)) {
-            f.store(fdtab::spare_copy(fd).map_or(0, |fd| fd + 1), Relaxed);
-        }
-    }
-
-    /// That file, and where the chunk begins in it.
-    fn file(&self, chunk: u32) -> Option<(i32, usize)> {
-        let fd = self.files.get(chunk as usize)?.load(Relaxed) - 1;
-        let at = if chunk == 1 { CONTROL_BYTES } else { 0 };
-        (fd >= 0 && fdtab::is_ours(fd)).then_some((fd, at))
-    }
-
-    /// [`lane::half::Port::read_ring`]: a read makes no pages.
-    pub fn read_ring(&self, chunk: u32, bytes: Range<usize>, dst: *mut u8) -> bool {
-        let Some((fd, at)) = self.file(chunk) else {
-            return false;
-        };
-        let n = bytes.len();
-        sys::pread(fd, dst, n, num::long((at + bytes.start) as u64)) == Ok(n)
-    }
-
-    /// [`lane::half::Port::is_backed`]. Touches the ring's pages, which makes those that are not there, and the file counts
-    /// its pages. Not so many at once as were there already: whoever leaves pages out pays for others.
-    pub fn is_backed(&self, chunk: u32, ring: Ring) -> bool {
-        let count = || self.file(chunk).and_then(|(fd, _)| sys::blocks(fd).ok());
-        let Some(mut before) = count() else {
-            return true; // nobody can tell
-        };
-        let (mut at, pages) = (0, ring.size() / 4096);
-        while at < pages {
-            let to = pages.min(at + at.clamp(1, 64));
-            (at..to).for_each(|n| ring.touch(n));
-            match count() {
-                Some(now) if now > before => return false,
-                now => before = now.unwrap_or(before),
-            }
-            at = to;
-        }
-        true
     }
 
     /// The other client has mapped our chunk: rings may be placed in it.

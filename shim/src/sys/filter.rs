@@ -106,7 +106,6 @@ const CALLS: &[(i64, [u64; 6])] = {
         plain(libc::SYS_munmap),
         plain(libc::SYS_newfstatat),
         plain(libc::SYS_ppoll),
-        plain(libc::SYS_pread64),
         plain(libc::SYS_pselect6),
         plain(libc::SYS_prlimit64),
         plain(libc::SYS_recvfrom),

@@ -469,16 +469,6 @@ pub fn inode(fd: i32) -> R<(u64, u32)> {
     fstat(fd).map(|st| (st.st_ino, st.st_uid))
 }
 
-/// Bytes of a file.
-pub fn file_size(fd: i32) -> R<u64> {
-    fstat(fd).map(|st| st.st_size as u64)
-}
-
-/// How much of a file there is, in units of 512 bytes.
-pub fn blocks(fd: i32) -> R<i64> {
-    fstat(fd).map(|st| st.st_blocks)
-}
-
 /// Is it a pipe?
 pub fn is_fifo(fd: i32) -> bool {
     fstat(fd).is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFIFO)

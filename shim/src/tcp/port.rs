@@ -5,9 +5,8 @@ mod peek;
 use crate::state::groups::LinkGroup;
 use crate::state::table;
 use crate::sys::{self, pages};
-use core::ops::Range;
 use core::sync::atomic::Ordering::*;
-use lane::half::{Iov, Port, Ring, KEPT};
+use lane::half::{Iov, Port, KEPT};
 use lane::os::room;
 
 /// Rings the other client.
@@ -138,12 +137,6 @@ impl Port for Sock<'_> {
                 let _ = sys::setsockopt(self.fd, tcp, name, &on.to_ne_bytes());
             }
         }
-    }
-    fn read_ring(&self, chunk: u32, bytes: Range<usize>, dst: *mut u8) -> bool {
-        self.group.read_ring(chunk, bytes, dst)
-    }
-    fn is_backed(&self, chunk: u32, ring: Ring) -> bool {
-        self.group.is_backed(chunk, ring)
     }
     fn ring(&self) {
         ring(self.group);

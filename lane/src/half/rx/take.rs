@@ -1,23 +1,13 @@
 //! Takes bytes from TCP, up to where its bytes end, and off the ring.
 
 use super::{How, Received, RxState, PIECE};
-use crate::abi::{loc_index, Cursor, Loc, LocWord, SpaceWord};
+use crate::abi::{loc_index, Cursor, LocWord, SpaceWord};
 use crate::half::mem::{copy_out, Iov, Memory, Ring};
 use crate::half::Port;
 use crate::num;
 use crate::prim::fence;
 use crate::proto::reason::Reason;
 use core::sync::atomic::Ordering::*;
-
-/// Where the next bytes are.
-struct Source {
-    ring: Ring,
-    loc: Loc,
-    /// Up to where they are there.
-    end: Cursor,
-    /// All pages of the ring are known to be there: see [`super::proof`].
-    backed: bool,
-}
 
 impl RxState {
     /// Takes at most `limit` bytes from TCP.
@@ -103,31 +93,25 @@ impl RxState {
         let mut cursor = self.cursor.load(Relaxed);
         let begin = cursor;
         let mut published = cursor;
-        let (mut size, mut backed) = (0, true);
+        let mut size = 0;
         let room = num::size(head - cursor);
         if !how.discard && iov.proven(room, |p, n| port.writable(p, n)).is_none() {
             return Ok(Received::Error(libc::EFAULT));
         }
         while cursor != head {
             let source = self.source(m, cursor, head, !how.peek);
-            let s = match source.filter(|s| s.end - cursor <= s.ring.size()) {
+            let (ring, end) = match source.filter(|(ring, end)| *end - cursor <= ring.size()) {
                 Some(s) => s,
                 None if cursor != begin => break, // what was taken counts; the next receive reports this
                 None => return Err(Reason::Hostile),
             };
-            (size, backed) = (s.ring.size(), s.backed);
-            let Some((p, n)) = iov.take((s.end - cursor).min(PIECE) as usize) else {
+            size = ring.size();
+            let Some((p, n)) = iov.take((end - cursor).min(PIECE) as usize) else {
                 break;
             };
             if !how.discard {
                 // SAFETY: the application promises `p` writable for `n`; `n <= size`, just checked.
-                unsafe {
-                    if !backed && Self::copy_unproven(port, s.loc, cursor, p, n) {
-                        // (It is copied.)
-                    } else {
-                        copy_out(s.ring, cursor, p, n);
-                    }
-                }
+                unsafe { copy_out(ring, cursor, p, n) };
             }
             cursor += n as u64;
             if !how.peek {
@@ -143,9 +127,6 @@ impl RxState {
         if !how.peek {
             m.own_cursor().store(cursor, Release); // as above
             self.ring_bytes.fetch_add(n, Relaxed);
-            if !backed {
-                self.prove(m, port, cursor);
-            }
             // A sender that waits has filled three quarters of the ring, or of what may be unread. The take that
             // brings this down to one half therefore begins above one half, or takes more than a quarter (if `head`
             // was loaded before the ring was filled). Other takes need not look.
@@ -189,10 +170,16 @@ impl RxState {
         word.unread_max(|| m.own_rx().room.load(Relaxed))
     }
 
-    /// The ring that holds byte `cursor`. `keep`: `cursor` is our real one, not
+    /// The ring that holds byte `cursor`, and the cursor up to which it does. `keep`: `cursor` is our real one, not
     /// one that only a peek has reached. `None`: what the sender says of its ring is impossible.
     #[inline(always)]
-    fn source(&self, m: &Memory, cursor: Cursor, head: Cursor, keep: bool) -> Option<Source> {
+    fn source(
+        &self,
+        m: &Memory,
+        cursor: Cursor,
+        head: Cursor,
+        keep: bool,
+    ) -> Option<(Ring, Cursor)> {
         let w = m.peer_tx();
         let mut end = head;
         // Acquire: pairs with the Release in `TxState::move_to`. Loaded after the head: a head beyond a move makes
@@ -208,23 +195,12 @@ impl RxState {
                 if keep {
                     self.loc.store(loc, Relaxed);
                     self.loc_seq.store(seq, Relaxed);
-                    // (What comes from another node, a device has written, in a file of the daemon's.)
-                    self.proof.begin(cursor, loc.loc(), m.is_remote());
                 }
             } else {
                 loc = w.loc[new ^ 1].load(Relaxed);
                 end = from.min(head);
             }
         }
-        // (The sender may say of its former ring what it likes.)
-        let backed = self.proof.is_backed() && loc == self.loc.load(Relaxed);
-        let loc = loc.loc()?;
-        let ring = m.peer.ring(loc)?;
-        Some(Source {
-            ring,
-            loc,
-            end,
-            backed,
-        })
+        loc.loc().and_then(|l| m.peer.ring(l)).map(|r| (r, end))
     }
 }

@@ -38,62 +38,6 @@ pub fn attack(kind: u64, o: Offer, l: &LinkGroup, conn: &mut Conn, r: &mut Rando
     Some(())
 }
 
-/// Goes up, announces a ring all round several times without having written any of it, and waits until the victim has read
-/// that. How much it has read, and how many pages the ring's file had before and after. `None`: the victim is not ready.
-pub fn unwritten(o: Offer, l: &LinkGroup, conn: &mut Conn) -> Option<(u64, i64, i64)> {
-    const ROUNDS: u64 = 8;
-    let (control, theirs) = (l.control()?, l.theirs()?);
-    let lane = (o.lane as usize).min(LANES - 1);
-    let file = l.file.as_ref()?;
-    let pages = || nix::sys::stat::fstat(file).map_or(-1, |s| s.st_blocks / 8);
-    let patiently = |is: &dyn Fn() -> bool| {
-        (0..10_000).any(|_| {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-            is()
-        })
-    };
-    let epoch = o.epoch.next();
-    let word = || {
-        theirs.rx[lane]
-            .word
-            .load(std::sync::atomic::Ordering::Acquire)
-    };
-    let is_ready = || word().has(rx::READY) && word().epoch() == epoch;
-    // (It declares itself ready when it looks.)
-    for _ in 0..100 {
-        if is_ready() {
-            break;
-        }
-        conn.ping().ok()?;
-    }
-    patiently(&is_ready).then_some(())?;
-    let loc = Loc {
-        chunk: 1,
-        page: 0,
-        log2: 20,
-    };
-    let before = pages();
-    let mut a = Attack {
-        control,
-        own: l.own.as_ref()?,
-        bell: l.bell.as_ref(),
-        lane,
-        epoch: o.epoch,
-        conn,
-        r: &mut Random(1),
-    };
-    a.goes_up(loc);
-    let cursor = || theirs.cursors[lane].load(Relaxed).get();
-    for head in (1..=ROUNDS * 16).map(|n| n * 65_536) {
-        control.heads[lane].store(Cursor::new(head), Release);
-        a.publish();
-        if !patiently(&|| cursor() == head) {
-            break;
-        }
-    }
-    Some((cursor(), before, pages()))
-}
-
 /// A lane of the victim's, and what may be written there.
 struct Attack<'a> {
     control: &'a Control,
@@ -120,19 +64,6 @@ impl Attack<'_> {
     fn declare_ready(&self) {
         let word = RxWord::new(self.epoch.next(), rx::READY);
         self.control.rx[self.lane].word.store(word, Release);
-    }
-
-    /// A switch up as an honest end makes it.
-    fn goes_up(&mut self, loc: Loc) {
-        let txw = &self.control.tx[self.lane];
-        self.declare_ready();
-        txw.loc[1].store(loc.word(), Relaxed);
-        txw.loc_from[1].store(Cursor::default(), Relaxed);
-        txw.loc_seq.store(1, Relaxed);
-        txw.up_tcp_pos.store(TcpPos::new(self.conn.sent), Relaxed);
-        txw.up_start.store(Cursor::default(), Relaxed);
-        let up = TxWord::new(self.epoch.next(), tx::UP);
-        txw.state.store(up, Release);
     }
 
     /// Random words all over the control area, while the victim looks.
@@ -176,15 +107,23 @@ impl Attack<'_> {
         }
     }
 
-    /// A switch up; then a ring whose contents change under the reader, and heads that
+    /// A proper switch up; then a ring whose contents change under the reader, and heads that
     /// run, go back, and stand still.
     fn bytes_that_change(&mut self, steady: bool) {
+        let txw = &self.control.tx[self.lane];
         let loc = Loc {
             chunk: 1,
             page: 64 * (self.lane as u32 % 32),
             log2: 16,
         };
-        self.goes_up(loc);
+        self.declare_ready();
+        txw.loc[1].store(loc.word(), Relaxed);
+        txw.loc_from[1].store(Cursor::default(), Relaxed);
+        txw.loc_seq.store(1, Relaxed);
+        txw.up_tcp_pos.store(TcpPos::new(self.conn.sent), Relaxed);
+        txw.up_start.store(Cursor::default(), Relaxed);
+        let up = TxWord::new(self.epoch.next(), tx::UP);
+        txw.state.store(up, Release);
         let mut head = 0u64;
         for _ in 0..2000 {
             for i in 0..2000 {

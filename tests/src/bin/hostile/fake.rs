@@ -67,23 +67,12 @@ impl Map {
 pub struct LinkGroup {
     pub bell: Option<OwnedFd>,
     pub own: Option<Map>,
-    /// The file that is mapped there.
-    pub file: Option<OwnedFd>,
     pub peer: Vec<Map>,
 }
 
 impl LinkGroup {
     pub fn control(&self) -> Option<&Control> {
         let m = self.own.as_ref().filter(|m| m.len >= CONTROL_BYTES)?;
-        // SAFETY: mapped for that many bytes; atomics only.
-        Some(unsafe { &*m.at.as_ptr().cast::<Control>() })
-    }
-}
-
-impl LinkGroup {
-    /// The control words of the victim's area.
-    pub fn theirs(&self) -> Option<&Control> {
-        let m = self.peer.first().filter(|m| m.len >= CONTROL_BYTES)?;
         // SAFETY: mapped for that many bytes; atomics only.
         Some(unsafe { &*m.at.as_ptr().cast::<Control>() })
     }
@@ -237,15 +226,13 @@ impl Fake {
             ToShim::GroupNew {
                 group, side, bytes, ..
             } if fds.len() == 2 => {
-                let file = fds.remove(1);
-                let own = Map::new(&file, bytes as usize, true).ok();
+                let own = Map::new(&fds.remove(1), bytes as usize, true).ok();
                 let bell = fds.pop();
                 self.links.insert(
                     (group, side),
                     LinkGroup {
                         bell,
                         own,
-                        file: Some(file),
                         ..LinkGroup::default()
                     },
                 );

@@ -6,15 +6,12 @@
 //! the file UNTIL exists, and prints what it achieved. What it must not achieve (a writable mapping
 //! of the victim's memory, say) it reports as a breach; whether the victim still serves others
 //! well, the test that runs it finds out.
-//!
-//! `hostile unwritten DIR ADDR` announces bytes that it has never written, and prints how many pages of its file there are
-//! before and after the victim has read them: whoever made them pays for them.
 
 mod attack;
 mod fake;
 
-use anyhow::{bail, Context, Result};
-use attack::{attack, forge, unwritten};
+use anyhow::{bail, Result};
+use attack::{attack, forge};
 use fake::Fake;
 use lane::abi::{Epoch, Loc, RxFlags, RxWord, TcpPos, Word};
 use lane::proto::msg::ToDaemon;
@@ -29,7 +26,6 @@ use std::time::Duration;
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[1..] {
-        ["unwritten", dir, addr] => nothing(Path::new(dir), addr),
         [dir, addr, until] => play(dir, addr, Path::new(until)),
         ["episode", dir, addr, seed] => episode(Path::new(dir), addr, seed.parse()?),
         _ => bail!("hostile DIR ADDR UNTIL"),
@@ -137,49 +133,6 @@ impl Conn {
     }
 }
 
-/// Registers connections, to which the victim has answered, and waits for lanes.
-fn promoted(fake: &mut Fake, conns: &mut [Conn]) -> Result<()> {
-    for c in &mut *conns {
-        for _ in 0..100 {
-            c.ping()?;
-        }
-    }
-    for (i, c) in conns.iter().enumerate() {
-        let m = ToDaemon::Register {
-            conn: i as u32,
-            gen: 1,
-            tx_tcp_pos: TcpPos::new(c.sent),
-            rx_tcp_pos: TcpPos::new(c.received),
-            flags: 0,
-        };
-        fake.say(&m, &[c.sock.as_raw_fd()])?;
-    }
-    let all = conns.len();
-    fake.listen(Duration::from_secs(3), |f| f.offers.len() == all)?;
-    Ok(())
-}
-
-fn nothing(dir: &Path, addr: &str) -> Result<()> {
-    let mut fake = Fake::new(dir, &mut Random(1))?;
-    let mut conns = [Conn::open(addr)?];
-    promoted(&mut fake, &mut conns)?;
-    // (A thread that sleeps in a receive hears of its lane when it wakes.)
-    for _ in 0..100 {
-        conns[0].ping()?;
-        if fake.listen(Duration::from_millis(30), |f| !f.offers.is_empty())? {
-            break;
-        }
-    }
-    let offer = *fake.offers.first().context("no lane")?;
-    let l = fake.links.get(&offer.key).context("no link group")?;
-    let (read, before, after) = unwritten(offer, l, &mut conns[0]).context("no way up")?;
-    println!(
-        "result {}",
-        serde_json::json!({"read": read, "before": before, "after": after})
-    );
-    Ok(())
-}
-
 fn episode(dir: &Path, addr: &str, seed: u64) -> Result<()> {
     let mut r = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut fake = Fake::new(dir, &mut r)?;
@@ -196,7 +149,22 @@ fn episode(dir: &Path, addr: &str, seed: u64) -> Result<()> {
     for _ in 0..4 {
         conns.push(Conn::open(addr)?);
     }
-    promoted(&mut fake, &mut conns)?;
+    for c in &mut conns {
+        for _ in 0..100 {
+            c.ping()?;
+        }
+    }
+    for (i, c) in conns.iter().enumerate() {
+        let m = ToDaemon::Register {
+            conn: i as u32,
+            gen: 1,
+            tx_tcp_pos: TcpPos::new(c.sent),
+            rx_tcp_pos: TcpPos::new(c.received),
+            flags: 0,
+        };
+        fake.say(&m, &[c.sock.as_raw_fd()])?;
+    }
+    fake.listen(Duration::from_secs(3), |f| f.offers.len() == 4)?;
     let offers = fake.offers.clone();
     let mut attacks = 0u64;
     for o in &offers {
