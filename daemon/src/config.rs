@@ -135,10 +135,6 @@ impl RailRules {
         self.ports.iter().find(|c| c.is(device, port))
     }
 
-    pub fn is_off(&self, device: &str, port: u8) -> bool {
-        self.of(device, port).is_some_and(|c| c.off)
-    }
-
     /// Would lanes go there in clear text, and is that forbidden?
     pub fn is_forbidden(&self, device: &str, port: u8) -> bool {
         self.encrypted_only && !self.of(device, port).is_some_and(|c| c.encrypted)

@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use underpass_admin::rules::{Action, Rule};
+use underpass_pods::files::put_text;
 
 /// Most rules that are added: each is tried for each connection.
 const MOST: usize = 256;
@@ -178,9 +179,7 @@ fn checked(rule: Rule) -> Checked {
 
 fn write(file: &Path, all: &[Checked]) -> io::Result<()> {
     let rules: Vec<&Rule> = all.iter().map(|r| &r.rule).collect();
-    let new = file.with_extension("new");
-    std::fs::write(&new, serde_json::to_vec(&rules)?)?;
-    std::fs::rename(&new, file)
+    put_text(file, &serde_json::to_vec(&rules)?, 0o644)
 }
 
 #[cfg(test)]

@@ -131,6 +131,15 @@ fn waiting(s: &mut Shim) {
     s.credit();
 }
 
+/// Both ends register, the client first, and get a lane.
+fn paired(d: &Daemon, c: &TcpStream, s: &TcpStream) {
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    let (i, j) = (a.enter(c, true), b.enter(s, false));
+    a.register(i, c);
+    b.register(j, s);
+    offers(&mut a, &mut b);
+}
+
 #[test]
 fn one_namespace_with_records() {
     if !root_or_skip("the BPF proof") {
@@ -187,11 +196,7 @@ fn through_nat_of_both_addresses() {
         "both addresses are translated"
     );
     assert_ne!(c.local_addr().unwrap().ip(), from.ip());
-    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
-    let (i, j) = (a.enter(&c, true), b.enter(&s, false));
-    a.register(i, &c);
-    b.register(j, &s);
-    offers(&mut a, &mut b);
+    paired(&d, &c, &s);
 }
 
 /// The same addresses and ports in a namespace of the forger's own.
@@ -353,11 +358,7 @@ fn records_outlive_the_daemon() {
     drop(pins.daemon());
     let (c, s) = both(&n1, &n2, "10.77.0.2:0");
     let d = pins.daemon();
-    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
-    let (i, j) = (a.enter(&c, true), b.enter(&s, false));
-    a.register(i, &c);
-    b.register(j, &s);
-    offers(&mut a, &mut b);
+    paired(&d, &c, &s);
 }
 
 /// A call of `bpf`, whose argument is in these words.
@@ -423,11 +424,7 @@ fn an_older_program_is_replaced() {
     let d = pins.daemon();
     let after = both(&n1, &n2, "10.77.0.2:0");
     for (c, s) in [&before, &after] {
-        let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
-        let (i, j) = (a.enter(c, true), b.enter(s, false));
-        a.register(i, c);
-        b.register(j, s);
-        offers(&mut a, &mut b);
+        paired(&d, c, s);
     }
     // (So that the older one did run.)
     let (c, s) = &unrecorded;
@@ -462,11 +459,7 @@ fn pins_that_cannot_be_used_are_replaced() {
     drop(pins.daemon());
     let (c, s) = both(&n1, &n2, "10.77.0.2:0");
     let d = pins.daemon();
-    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
-    let (i, j) = (a.enter(&c, true), b.enter(&s, false));
-    a.register(i, &c);
-    b.register(j, &s);
-    offers(&mut a, &mut b);
+    paired(&d, &c, &s);
 }
 
 /// `connect(AF_UNSPEC)` and a second connect: the same socket and cookie, another connection.

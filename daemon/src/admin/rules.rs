@@ -25,8 +25,7 @@ pub(super) fn apply(shared: &Shared, all: &Rows, before: &Rules) -> Response {
     let targets = core.command_targets();
     let targets: HashMap<_, _> = targets.iter().map(|t| ((t.client, t.pid), *t)).collect();
     let (mut ends, mut later) = (0, 0);
-    let open = |e: &&Entry| e.row.state != "LISTEN" && e.tracked();
-    for e in all.iter().filter(open) {
+    for e in all.iter().filter(|e| e.is_steerable()) {
         let (Some(s), Some(to)) = (subject(e), targets.get(&(e.client, e.row.pid))) else {
             continue;
         };

@@ -465,7 +465,7 @@ async fn tell(shared: &Shared, caller: Caller, target: &Target, op: u32) -> Resp
         let s = owners.get(&(e.client, e.row.pid))?;
         caller.may_act(s.uid, e.row.netns).then_some(*s)
     };
-    let open = |e: &&Entry| e.row.state != "LISTEN" && e.tracked();
+    let open = |e: &&Entry| e.is_steerable();
     let (mut ends, mut later) = (0, 0);
     let mut count = |now: bool| *(if now { &mut ends } else { &mut later }) += 1;
     let named: Vec<&Entry> = match target {

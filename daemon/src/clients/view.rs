@@ -57,6 +57,11 @@ impl Entry {
         self.conn != UNTRACKED
     }
 
+    /// A connection that its shim can be told something about.
+    pub(crate) fn is_steerable(&self) -> bool {
+        self.row.state != "LISTEN" && self.tracked()
+    }
+
     /// A socket that is in no table.
     pub fn untracked(row: Row, local: SocketAddr, peer: Option<SocketAddr>) -> Entry {
         Entry {

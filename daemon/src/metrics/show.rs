@@ -308,25 +308,32 @@ fn counted(c: &Counters) -> Vec<Metric> {
 }
 
 fn refused(all: &[u64]) -> Metric {
-    let mut m = Metric::new(
+    let m = Metric::new(
         "underpass_limit_refusals",
         "Times that a limit has refused something, by the limit",
     );
-    for ((_, limit), n) in Limit::ALL.into_iter().zip(all) {
-        m = m.with(&[("limit", limit)], Value::Count(*n));
-    }
-    m
+    labelled(m, "limit", Limit::ALL.map(|(_, name)| name), all)
 }
 
 fn panics(all: &[u64]) -> Metric {
-    let mut m = Metric::new(
+    let m = Metric::new(
         "underpass_panics",
         "Defects of the daemon that have ended no more than one part of its work, by the part",
     );
-    for ((_, part), n) in Part::ALL.into_iter().zip(all) {
-        m = m.with(&[("part", part)], Value::Count(*n));
-    }
-    m
+    labelled(m, "part", Part::ALL.map(|(_, name)| name), all)
+}
+
+/// A count for each of these values of a label.
+fn labelled<const N: usize>(
+    m: Metric,
+    label: &'static str,
+    values: [&'static str; N],
+    all: &[u64],
+) -> Metric {
+    let series = values.into_iter().zip(all);
+    series.fold(m, |m, (value, n)| {
+        m.with(&[(label, value)], Value::Count(*n))
+    })
 }
 
 /// Links to the peers to which there should be some: both nodes are up, and one of them has rails, or had. (Without any rail

@@ -257,10 +257,11 @@ impl<V: Provider> Devices<V> {
 fn facts(rules: &RailRules, d: &SysDevice, port: u8) -> Option<Facts> {
     let p = d.ports.iter().find(|p| p.port == port)?;
     d.usable(p).ok()?;
-    if rules.is_off(&d.id.name, port) {
+    let config = rules.of(&d.id.name, port);
+    if config.is_some_and(|c| c.off) {
         return None;
     }
-    let fabric = rules.of(&d.id.name, port).and_then(|c| c.fabric);
+    let fabric = config.and_then(|c| c.fabric);
     let kind = match d.fabric(p) {
         Fabric::InfiniBand => GidKind::InfiniBand,
         Fabric::Iwarp => GidKind::Address,
