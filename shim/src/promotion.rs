@@ -486,6 +486,8 @@ fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
     }
     table::disqualify(c, Reason::PeerGone);
     sets::notify(i);
+    // (A thread that found the link group gone before this connection was told listens to no doorbell, and has no time set.)
+    waiters::look(i);
 }
 
 /// May the daemon ask us to register this connection although it is idle? Then threads that wait for it also

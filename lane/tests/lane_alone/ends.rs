@@ -1,7 +1,7 @@
 //! What a receiver is asked, and asks for; what it makes of an end, an error, or the other end's death.
 
 use super::end::*;
-use lane::abi::{marks, rx, tx, Cursor, Epoch, Landed, RxWord, TcpPos};
+use lane::abi::{marks, rx, takeover, tx, Cursor, Epoch, Landed, RxWord, TakeoverWord, TcpPos};
 use lane::half::rx::{mode, Revoked};
 use lane::half::Received;
 use lane::proto::frame::{Kind, LEN};
@@ -395,6 +395,48 @@ fn everything_is_here_behind_a_frame() {
         ended(&e, sent);
         assert_eq!(has_all(&e), all, "{sent}");
     }
+}
+
+/// The same before the frame has come, which a packet filter may have dropped: the sender's record says what it and the bytes
+/// after it repeat.
+#[test]
+fn everything_is_here_before_its_frame() {
+    let e = on_ring(false);
+    e.puts(0, &bytes(0, 20));
+    assert_eq!(recv(&e, 15), Received::Bytes(15));
+    e.sender_says(FIRST, tx::DOWN);
+    let record = |from: u64, epoch| {
+        let words = e.their_rx();
+        words.takeover_at.store(Cursor::new(from), Relaxed);
+        let word = TakeoverWord::new(epoch, takeover::DOWN);
+        words.takeover.store(word, Relaxed);
+    };
+    record(15, FIRST);
+    ended(&e, LEN as u64 + 5);
+    assert!(!has_all(&e), "the ring has bytes");
+    assert_eq!(recv(&e, 5), Received::Bytes(5));
+    for phase in [tx::DOWNING, tx::DOWN] {
+        e.sender_says(FIRST, phase);
+        // (The last: it has sent more than what the ring had.)
+        for (sent, all) in [
+            (0, true),
+            (5, true),
+            (LEN as u64 + 5, true),
+            (LEN as u64 + 6, false),
+        ] {
+            ended(&e, sent);
+            assert_eq!(has_all(&e), all, "{sent} {phase:?}");
+        }
+    }
+    ended(&e, 0);
+    // A record of another epoch, of bytes that there are not, or of more than two rings.
+    for (from, epoch) in [(15, Epoch::base(7)), (21, FIRST)] {
+        record(from, epoch);
+        assert!(!has_all(&e), "{from}");
+    }
+    e.their_rx().marks.fetch_and(!marks::ENDED, Relaxed);
+    record(15, FIRST);
+    assert!(!has_all(&e), "it has not ended");
 }
 
 /// What a look finds is kept for the receive, which tells it; and a receiver that is not on its ring says so.

@@ -141,6 +141,9 @@ impl Receiving<'_> {
         let fd = self.call.fd(l);
         promotion::evidence(i, fd, c);
         promotion::try_ready(i, c, l);
+        if self.awaits_end(fd) {
+            return self.await_pending();
+        }
         // A MSG_WAITALL call that slept in the kernel would not notice bytes that go onto the ring: make it in
         // parts.
         if self.all

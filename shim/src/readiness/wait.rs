@@ -161,8 +161,10 @@ fn sleep(
         // Another lane may have been attached since the caller looked.
         let now = attached::of(c, table::local(i));
         let same = now.is_some_and(|(now, _)| core::ptr::eq(now, group));
+        // An end that was announced since then, while nobody was counted asleep, is no news that rings.
+        let ended = || ms.1 < 0 && ends::is_pending(c, table::local(i), group, m);
         match what {
-            _ if !same => true,
+            _ if !same || ended() => true,
             // A drain is no work for this wait, which only listens to TCP's buffer: see `events`.
             For::Data | For::Rest => c.rx.has_news(m) || work() && !attached::is_attended(c),
             For::Space if c.tx.awaits(m) => c.tx.has_work(m),
@@ -227,13 +229,13 @@ fn listen(
         events,
         revents: 0,
     };
+    let mut t = sleep_ms(seat, work, ms); // before it is asked again whether the doorbell is muted: it may end meanwhile
     let mut p = [
         entry(fd, events),
         entry(place.efd(), libc::POLLIN),
         entry(if *leader { group.audible() } else { -1 }, libc::POLLIN),
         entry(daemon::fd(), libc::POLLIN),
     ];
-    let mut t = sleep_ms(seat, work, ms);
     if let Some(tab) = table::table() {
         tab.header.stats.sleeps.fetch_add(1, Relaxed);
     }

@@ -2,7 +2,7 @@
 //! these bytes may reach the application.
 
 use super::{mode, How, Received, RxState};
-use crate::abi::{marks, rx, tx, RING_LOG2_MAX};
+use crate::abi::{marks, rx, takeover, tx, TakeoverWord, RING_LOG2_MAX};
 use crate::half::mem::{Iov, Memory};
 use crate::half::Port;
 use crate::num;
@@ -214,8 +214,12 @@ impl RxState {
         // (BROKEN: the peer shut TCP down, or could not use it, with everything on the ring.)
         let repeated = match (mode, self.phase(m)) {
             (mode::RING, tx::UP | tx::BROKEN | tx::ENDED) => return true,
-            (mode::TCP | mode::RING, _) | (mode::READY, tx::NONE) => 0,
             // What has yet to come repeats the ring, and perhaps not all of it.
+            (mode::RING, tx::DOWNING | tx::DOWN) => match self.follows_unseen(m) {
+                Some(n) => n,
+                None => return false,
+            },
+            (mode::TCP | mode::RING, _) | (mode::READY, tx::NONE) => 0,
             (mode::LAST, _) => self.cursor.load(Relaxed) - self.frame_cursor.load(Relaxed),
             (mode::SKIP, _) => self.skip.load(Relaxed),
             _ => return false,
@@ -227,6 +231,20 @@ impl RxState {
             _ => taken >= sent,
         };
         all && self.said(m) & (marks::ENDED | marks::EXITED) != 0
+    }
+
+    /// On one node, on the ring, which is read to its end: how many bytes a frame that has not come yet, and what repeats the
+    /// ring after it, are on TCP at most. `None`: it is not known.
+    fn follows_unseen(&self, m: &Memory) -> Option<u64> {
+        // Acquire: pairs with the Release in `TxState::record`.
+        let word = m.peer_rx().takeover.load(Acquire);
+        let down = TakeoverWord::new(self.epoch.load(Relaxed), takeover::DOWN);
+        let (from, cursor) = (
+            m.peer_rx().takeover_at.load(Relaxed),
+            self.cursor.load(Relaxed),
+        );
+        let again = (word == down && from <= cursor).then(|| cursor - from)?;
+        (again <= 2 << RING_LOG2_MAX).then_some(LEN as u64 + again)
     }
 
     /// The queue is empty: is that the end of file, an error, or just nothing?

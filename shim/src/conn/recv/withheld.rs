@@ -2,7 +2,10 @@
 //! TCP yet. Without a lane they would be read, so a receive that finds nothing must not take that for the end.
 
 use super::{fail_or, lock_for, Receiving};
+use crate::state::attached;
 use crate::sys;
+use crate::tcp::ends;
+use crate::tcp::native::ANY_NEWS;
 use core::ops::ControlFlow::{self, Break, Continue};
 use core::sync::atomic::Ordering::*;
 use lane::abi::TcpPos;
@@ -32,6 +35,19 @@ impl Receiving<'_> {
         });
         // (They may have come since then.)
         to_come || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0)
+    }
+
+    /// The same if the end of this direction, which is on TCP, is known, and TCP reports neither that nor anything else (see
+    /// [`ends`]): a native call would sleep on, also when the end is reported in TCP's place.
+    pub(super) fn awaits_end(&self, fd: i32) -> bool {
+        let (c, l) = (self.c, self.l);
+        let Some((group, m)) = attached::of(c, l) else {
+            return false;
+        };
+        // (Also a call that may not wait has it reported, when it is due.)
+        ends::left_ms(c, l, group, &m) > 0
+            && !(self.nb || self.nowait || c.rx.engaged() || c.has_error())
+            && sys::poll1(fd, ANY_NEWS) == 0
     }
 
     /// Sleeps until that may have changed.

@@ -357,7 +357,9 @@ pub(super) fn sleep(
             nap,
         )
     };
-    let no_sleep = |_: &_| news(fds) && !patient || daemon::pending();
+    // (An end that was announced since the look above, while nobody was counted asleep, rings nowhere.)
+    let ended = || end < 0 && conns(fds).any(|i| ends::left_ms_of(i) >= 0);
+    let no_sleep = |_: &_| news(fds) && !patient || daemon::pending() || ended();
     let ((ears, _), slept) = notify::rest(enter, no_sleep, asleep);
     let e = crate::errno();
     ears.give(|k| slept.is_some_and(|(r, _)| r > 0) && tmp[n + k].revents != 0);
