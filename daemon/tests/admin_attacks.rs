@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use underpass_admin::rules::Rule;
 use underpass_admin::{Request, Response};
 
 /// A daemon that every user can reach.
@@ -255,4 +256,30 @@ fn ask_in(unshare: &[&str], at: &Path, request: &Request) -> Response {
         .unwrap();
     let out = child.wait_with_output().unwrap();
     serde_json::from_slice(&out.stdout).unwrap()
+}
+
+/// Users of the node neither see rules nor change them, however they ask.
+#[test]
+fn rules_are_roots() {
+    if !root_or_skip("another user") {
+        return;
+    }
+    let d = public();
+    let deny_all = || Request::Rule {
+        rule: Rule::default(),
+    };
+    let rules = || match d.ask(&Request::Rules) {
+        Response::Rules { added, .. } => added.len(),
+        r => panic!("{r:?}"),
+    };
+    for request in [Request::Rules, deny_all(), Request::Unrule { number: 1 }] {
+        let text = ask_as(12345, &d, &request);
+        assert!(text.contains("rules are root's"), "{text}");
+        assert_eq!(rules(), 0);
+    }
+    d.ask(&deny_all());
+    assert_eq!(rules(), 1);
+    let text = ask_as(12345, &d, &Request::Unrule { number: 1 });
+    assert!(text.contains("rules are root's"), "{text}");
+    assert_eq!(rules(), 1);
 }
