@@ -6,8 +6,6 @@ use std::net::SocketAddr;
 /// Values of [`Socket::state`], as in Linux's `tcp_states.h`.
 pub(crate) mod state {
     pub(crate) const ESTABLISHED: u8 = 1;
-    pub(crate) const SYN_RECV: u8 = 3;
-    pub(crate) const FIN_WAIT2: u8 = 5;
     pub(crate) const TIME_WAIT: u8 = 6;
     pub(crate) const LISTEN: u8 = 10;
 }
@@ -36,9 +34,9 @@ pub(crate) fn sockets(pid: u32) -> Vec<Socket> {
     all
 }
 
-/// How many sockets there are in the network namespace of this process: listeners and connections, without those in TIME_WAIT and
-/// unfinished handshakes.
-pub(crate) fn in_use(pid: u32) -> Option<usize> {
+/// How many sockets there are in the network namespace of this process, of IPv4 and of IPv6: listeners and connections, without
+/// those in TIME_WAIT and unfinished handshakes.
+pub(crate) fn in_use(pid: u32) -> Option<[usize; 2]> {
     let of = underpass_admin::proc::living(pid)?;
     let count = |file: &str, name: &str| -> Option<usize> {
         let text = std::fs::read_to_string(of.join(file)).ok()?;
@@ -47,7 +45,7 @@ pub(crate) fn in_use(pid: u32) -> Option<usize> {
     };
     // (Without IPv6 there is no second file.)
     let v6 = count("net/sockstat6", "TCP6: inuse ");
-    Some(count("net/sockstat", "TCP: inuse ")? + v6.unwrap_or(0))
+    Some([count("net/sockstat", "TCP: inuse ")?, v6.unwrap_or(0)])
 }
 
 /// `sl local peer state queues timer retransmits uid timeout inode …`
