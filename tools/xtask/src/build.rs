@@ -12,8 +12,10 @@ const SHIM_TARGET: &str = "x86_64-unknown-linux-gnu";
 const SHIM_GLIBC: &str = "2.17";
 
 /// Its programs: all but the tool for containers, which is linked in another way.
-const BINS: &str =
-    "--bin underpassd --bin underpass --bin bench --bin bench-lab --bin demo --bin lab-load";
+const BINS: &str = "--bin underpassd --bin underpass";
+
+/// Those that show and measure, which no test needs.
+const BENCHES: &str = "--bin bench --bin bench-lab --bin demo --bin lab-load";
 
 /// The tool for containers, which has no libraries.
 const STATIC: &str = "underpass-static";
@@ -47,7 +49,14 @@ pub fn agent(tree: &Tree) -> Result<(), String> {
     run(&mut tree.cargo(&format!("{PROGRAMS} -p underpass-tests --bin lab-agent")))
 }
 
+/// What is installed, and what shows and measures it.
 pub fn all(tree: &Tree) -> Result<(), String> {
+    installed(tree)?;
+    run(&mut tree.cargo(&format!("{PROGRAMS} {BENCHES}")))
+}
+
+/// What is installed.
+pub fn installed(tree: &Tree) -> Result<(), String> {
     let out = tree.target.join("underpass");
     for d in ["bin", "lib"] {
         fs::create_dir_all(out.join(d)).map_err(|e| format!("{}: {e}", out.display()))?;

@@ -18,12 +18,21 @@ pub enum Kind {
     Build,
 }
 
+/// What runs when a step's command has succeeded, some at a time ([`beside`]).
+pub enum Then {
+    Nothing,
+    Commands(Vec<Command>),
+    /// The test programs that the command has built, these first.
+    Built(&'static [&'static str]),
+}
+
 pub struct Step {
     pub name: &'static str,
     pub kind: Kind,
     pub command: Option<Command>,
-    /// What runs when this has succeeded, some at a time ([`beside`]).
-    pub then: Vec<Command>,
+    pub then: Then,
+    /// The step with which it begins, at the lowest priority. At its own place it is waited for.
+    pub since: Option<&'static str>,
     /// Seconds that it may take on a cold machine with two processors; a longer run is only marked.
     pub budget: u64,
     /// Why it cannot run here, if it cannot: it is counted as skipped, and named.
@@ -36,9 +45,18 @@ impl Step {
             name,
             kind,
             command: Some(command),
-            then: Vec::new(),
+            then: Then::Nothing,
+            since: None,
             budget,
             skip: None,
+        }
+    }
+
+    /// The same step, which begins with an earlier one that leaves processors idle.
+    pub fn since(self, name: &'static str) -> Self {
+        Step {
+            since: Some(name),
+            ..self
         }
     }
 
@@ -142,14 +160,26 @@ struct Row {
 }
 
 /// Runs every step, also after one failed, and prints the summary. Success if something ran and nothing failed.
-pub fn run(tree: &Tree, steps: Vec<Step>) -> ExitCode {
+pub fn run(tree: &Tree, mut steps: Vec<Step>) -> ExitCode {
     let mut rows: Vec<Row> = packages().into_iter().collect();
-    for step in steps {
+    let mut early = beside::Early::default();
+    while !steps.is_empty() {
+        let step = steps.remove(0);
+        let begins = |s: &&mut Step| s.since == Some(step.name) && s.skip.is_none();
+        for s in steps.iter_mut().filter(begins) {
+            early.begin(s.name, s.command.take());
+        }
         println!("\n== {}", step.name);
         let start = Instant::now();
         let kind = step.kind;
         let (name, budget) = (step.name, step.budget);
-        let count = one(tree, step);
+        let count = match early.end(name) {
+            Some((said, ok)) => {
+                let _ = std::io::stdout().write_all(&said);
+                check(ok)
+            }
+            None => one(tree, step),
+        };
         let stop = kind == Kind::Build && count.failed > 0;
         let took = start.elapsed();
         rows.push(Row {
@@ -189,11 +219,14 @@ fn one(tree: &Tree, mut step: Step) -> Count {
         count.left_out = Some(why);
         return count;
     }
-    let ok = match step.command.as_mut() {
-        None => build::all(tree).map_err(|e| eprintln!("{e}")).is_ok(),
-        Some(c) => {
-            watch(c, &mut count) && beside::run(step.then, &mut count, &mut std::io::stdout())
+    let ok = match (step.command.take(), step.then) {
+        (None, _) => build::installed(tree).map_err(|e| eprintln!("{e}")).is_ok(),
+        (Some(c), Then::Built(first)) => beside::built(c, first)
+            .is_some_and(|all| beside::run(all, &mut count, &mut std::io::stdout())),
+        (Some(mut c), Then::Commands(all)) => {
+            watch(&mut c, &mut count) && beside::run(all, &mut count, &mut std::io::stdout())
         }
+        (Some(mut c), Then::Nothing) => watch(&mut c, &mut count),
     };
     if step.kind == Kind::Tests {
         // A test program that did not compile or died printed no result, and names that match no
@@ -202,12 +235,19 @@ fn one(tree: &Tree, mut step: Step) -> Count {
             count.failed += 1;
             count.failed("(ended without a result)");
         }
-    } else if ok {
-        count.passed = 1;
     } else {
-        count.failed = 1;
+        count = check(ok);
     }
     count
+}
+
+/// A check, or a build, that succeeded or failed.
+fn check(ok: bool) -> Count {
+    Count {
+        passed: u64::from(ok),
+        failed: u64::from(!ok),
+        ..Count::default()
+    }
 }
 
 /// The table, what failed and what was left out, and a last line; and whether that is a success.
@@ -385,6 +425,31 @@ mod tests {
             took: Duration::from_secs(took),
             budget,
         }
+    }
+
+    #[test]
+    fn a_step_that_begins_early_counts_at_its_place() {
+        let tree = Tree::find();
+        let dir = std::env::temp_dir().join(format!("underpass-early-{}", std::process::id()));
+        let _ = std::fs::create_dir(&dir);
+        let at = |script: &str| {
+            let mut c = tree.command("sh", &["-c", script]);
+            c.current_dir(&dir);
+            c
+        };
+        let second = |fails: &str| {
+            let early = format!("nice >nice; touch begun; [ ! -e {fails} ]");
+            let waits =
+                "i=0; while [ ! -e begun ]; do i=$((i+1)); [ $i -lt 200 ]; sleep 0.05; done";
+            vec![
+                Step::new("first", Kind::Check, 9, at(&format!("set -e; {waits}"))),
+                Step::new("second", Kind::Check, 9, at(&early)).since("first"),
+            ]
+        };
+        assert!(run(&tree, second("nowhere")) == ExitCode::SUCCESS);
+        assert_eq!(std::fs::read_to_string(dir.join("nice")).unwrap(), "19\n");
+        assert!(run(&tree, second("begun")) == ExitCode::FAILURE);
+        std::fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
