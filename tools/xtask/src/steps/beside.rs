@@ -40,9 +40,12 @@ pub fn run(commands: Vec<Command>, count: &mut Count, out: &mut (dyn Write + Sen
     done.into_inner().is_ok_and(|d| d.2)
 }
 
-/// Steps that have begun before their place in the order, by name: what they said, and whether they succeeded.
+/// What a command wrote, and whether it succeeded.
+pub type Outcome = (Vec<u8>, bool);
+
+/// Steps that have begun before their place in the order, by name.
 #[derive(Default)]
-pub struct Early(Vec<(&'static str, JoinHandle<(Vec<u8>, bool)>)>);
+pub struct Early(Vec<(&'static str, JoinHandle<Outcome>)>);
 
 impl Early {
     /// Begins a step's command, which takes what processors nobody else wants.
@@ -63,7 +66,7 @@ impl Early {
     }
 
     /// Waits for a step, if it has begun.
-    pub fn end(&mut self, name: &str) -> Option<(Vec<u8>, bool)> {
+    pub fn end(&mut self, name: &str) -> Option<Outcome> {
         let at = self.0.iter().position(|(n, _)| *n == name)?;
         let (_, thread) = self.0.remove(at);
         Some(thread.join().unwrap_or_default())
@@ -106,8 +109,8 @@ fn programs(json: &str, first: &[&str]) -> Vec<Command> {
     all.into_iter().map(command).collect()
 }
 
-/// What it wrote to its output and its errors, in that order, and whether it succeeded.
-pub fn output(mut c: Command) -> (Vec<u8>, bool) {
+/// Runs it. Its output and its errors are in the order in which it wrote them.
+fn output(mut c: Command) -> Outcome {
     let run = || {
         let (mut from, to) = std::io::pipe()?;
         c.stdin(Stdio::null()).stdout(to.try_clone()?).stderr(to);
