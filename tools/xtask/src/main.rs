@@ -44,8 +44,16 @@ impl Tree {
         c
     }
 
+    /// A cargo that does not see that this program was started by another: ring compiles anew when these variables come or go.
     pub fn cargo(&self, args: &str) -> Command {
-        self.command("cargo", &args.split_whitespace().collect::<Vec<_>>())
+        let mut c = self.command("cargo", &args.split_whitespace().collect::<Vec<_>>());
+        let ours = ["CARGO_MANIFEST_", "CARGO_PKG_"];
+        let all = std::env::vars().map(|(k, _)| k);
+        all.filter(|k| ours.iter().any(|o| k.starts_with(o)))
+            .for_each(|k| {
+                c.env_remove(k);
+            });
+        c
     }
 }
 
