@@ -242,29 +242,35 @@ fn ci_budget(steps: &[Step]) -> u64 {
 
 /// Everything that CI runs.
 fn ci(tree: &Tree) -> Vec<Step> {
+    all_with(
+        tree,
+        [suites_short(tree), lab_short(tree), cluster_short(tree)],
+    )
+}
+
+/// The same with these of the suites, of the lab and of the cluster.
+fn all_with(tree: &Tree, [suites, lab, cluster]: [Step; 3]) -> Vec<Step> {
     let mut all = lint(tree);
     all.extend(checks::compilers(tree));
     all.extend(test(tree));
-    all.push(suites_short(tree));
-    all.push(lab_short(tree));
+    all.push(suites);
+    all.push(lab);
     // (What is left to wait for.)
     all.push(Step {
         budget: 90,
         ..kubernetes(tree).since("symbols")
     });
     all.push(made_here(tree, "image"));
-    all.push(cluster_short(tree));
+    all.push(cluster);
     all
 }
 
-/// The same, and what does not fit there.
+/// The same whole, and what does not fit there.
 fn full(tree: &Tree) -> Vec<Step> {
-    let mut all = ci(tree);
+    let whole = [suites(tree, &[], false), lab(tree, &[]), cluster(tree, &[])];
+    let mut all = all_with(tree, whole);
     all.push(model(tree, true));
     all.push(worlds(tree));
-    all.push(suites(tree, &[], false));
-    all.push(lab(tree, &[]));
-    all.push(cluster(tree, &[]));
     all.push(cluster_lab(tree));
     all.push(checks::msrv(tree));
     all.push(checks::miri(tree));
@@ -310,7 +316,7 @@ fn build_step() -> Step {
         name: "build",
         kind: Kind::Build,
         command: None,
-        then: Then::Nothing,
+        then: Then::Commands(Vec::new()),
         since: None,
         budget: 380,
         skip: None,
@@ -418,11 +424,15 @@ fn suites(tree: &Tree, names: &[String], full: bool) -> Step {
 
 /// Without those that take minutes: memcached's and curl's.
 fn suites_short(tree: &Tree) -> Step {
-    let args = ["memcached", "curl"].map(|t| format!("--skip={t}"));
     Step {
         budget: 260,
-        ..suites(tree, &args, false)
+        ..suites(tree, &without(&["memcached", "curl"]), false)
     }
+}
+
+/// What a test program is told to leave these out.
+fn without(names: &[&str]) -> Vec<String> {
+    names.iter().map(|n| format!("--skip={n}")).collect()
 }
 
 /// Programs as they are packaged; the test program runs them one after the other by itself.
@@ -482,10 +492,9 @@ fn cluster(tree: &Tree, names: &[String]) -> Step {
 /// Without those that take minutes: the second way's, and what waits for a minute.
 fn cluster_short(tree: &Tree) -> Step {
     let skipped = ["without_nri::", "the_api_is_away", "a_certificate_ends"];
-    let args: Vec<String> = skipped.map(|t| format!("--skip={t}")).into();
     Step {
         budget: 470,
-        ..cluster(tree, &args)
+        ..cluster(tree, &without(&skipped))
     }
 }
 
@@ -566,10 +575,9 @@ fn lab_short(tree: &Tree) -> Step {
         "the_rail_of_the_interface",
         "three_machines",
     ];
-    let args: Vec<String> = skipped.map(|t| format!("--skip={t}")).into();
     Step {
         budget: 840,
-        ..lab(tree, &args)
+        ..lab(tree, &without(&skipped))
     }
 }
 

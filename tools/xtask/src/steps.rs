@@ -20,7 +20,6 @@ pub enum Kind {
 
 /// What runs when a step's command has succeeded, some at a time ([`beside`]).
 pub enum Then {
-    Nothing,
     Commands(Vec<Command>),
     /// The test programs that the command has built, these first.
     Built(&'static [&'static str]),
@@ -45,7 +44,7 @@ impl Step {
             name,
             kind,
             command: Some(command),
-            then: Then::Nothing,
+            then: Then::Commands(Vec::new()),
             since: None,
             budget,
             skip: None,
@@ -160,11 +159,11 @@ struct Row {
 }
 
 /// Runs every step, also after one failed, and prints the summary. Success if something ran and nothing failed.
-pub fn run(tree: &Tree, mut steps: Vec<Step>) -> ExitCode {
+pub fn run(tree: &Tree, steps: Vec<Step>) -> ExitCode {
+    let mut steps = VecDeque::from(steps);
     let mut rows: Vec<Row> = packages().into_iter().collect();
     let mut early = beside::Early::default();
-    while !steps.is_empty() {
-        let step = steps.remove(0);
+    while let Some(step) = steps.pop_front() {
         let begins = |s: &&mut Step| s.since == Some(step.name) && s.skip.is_none();
         for s in steps.iter_mut().filter(begins) {
             early.begin(s.name, s.command.take());
@@ -219,15 +218,13 @@ fn one(tree: &Tree, mut step: Step) -> Count {
         count.left_out = Some(why);
         return count;
     }
-    let ok = match (step.command.take(), step.then) {
-        (None, _) => build::installed(tree).map_err(|e| eprintln!("{e}")).is_ok(),
-        (Some(c), Then::Built(first)) => beside::built(c, first)
-            .is_some_and(|all| beside::run(all, &mut count, &mut std::io::stdout())),
-        (Some(mut c), Then::Commands(all)) => {
-            watch(&mut c, &mut count) && beside::run(all, &mut count, &mut std::io::stdout())
-        }
-        (Some(mut c), Then::Nothing) => watch(&mut c, &mut count),
+    // What is to run next, if it succeeded.
+    let then = match (step.command.take(), step.then) {
+        (None, _) => crate::made("build", build::installed(tree)).then(Vec::new),
+        (Some(c), Then::Built(first)) => beside::built(c, first),
+        (Some(mut c), Then::Commands(all)) => watch(&mut c, &mut count).then_some(all),
     };
+    let ok = then.is_some_and(|all| beside::run(all, &mut count, &mut std::io::stdout()));
     if step.kind == Kind::Tests {
         // A test program that did not compile or died printed no result, and names that match no
         // test run none: that is a failure.
