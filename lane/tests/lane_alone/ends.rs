@@ -429,7 +429,7 @@ fn everything_is_here_before_its_frame() {
         }
     }
     ended(&e, 0);
-    // A record of another epoch, of bytes that there are not, or of more than two rings.
+    // A record of another epoch, or of bytes that there are not.
     for (from, epoch) in [(15, Epoch::base(7)), (21, FIRST)] {
         record(from, epoch);
         assert!(!has_all(&e), "{from}");

@@ -2,7 +2,7 @@
 //! these bytes may reach the application.
 
 use super::{mode, How, Received, RxState};
-use crate::abi::{marks, rx, takeover, tx, TakeoverWord, RING_LOG2_MAX};
+use crate::abi::{marks, rx, takeover, tx, Cursor, RING_LOG2_MAX};
 use crate::half::mem::{Iov, Memory};
 use crate::half::Port;
 use crate::num;
@@ -93,9 +93,7 @@ impl RxState {
             self.mode.store(mode::FIN, Relaxed);
             return Ok(());
         }
-        if f.cursor > cursor || cursor - f.cursor > 2 << RING_LOG2_MAX {
-            return Err(Reason::Hostile);
-        }
+        self.taken_since(f.cursor).ok_or(Reason::Hostile)?;
         self.frame_cursor.store(f.cursor, Relaxed);
         self.rest.store(u64::from(f.rest), Relaxed);
         self.mode.store(mode::LAST, Relaxed);
@@ -236,15 +234,15 @@ impl RxState {
     /// On one node, on the ring, which is read to its end: how many bytes a frame that has not come yet, and what repeats the
     /// ring after it, are on TCP at most. `None`: it is not known.
     fn follows_unseen(&self, m: &Memory) -> Option<u64> {
-        // Acquire: pairs with the Release in `TxState::record`.
-        let word = m.peer_rx().takeover.load(Acquire);
-        let down = TakeoverWord::new(self.epoch.load(Relaxed), takeover::DOWN);
-        let (from, cursor) = (
-            m.peer_rx().takeover_at.load(Relaxed),
-            self.cursor.load(Relaxed),
-        );
-        let again = (word == down && from <= cursor).then(|| cursor - from)?;
-        (again <= 2 << RING_LOG2_MAX).then_some(LEN as u64 + again)
+        let recorded = self.has_recorded(m, takeover::DOWN);
+        let from = recorded.then(|| m.peer_rx().takeover_at.load(Relaxed))?;
+        self.taken_since(from).map(|again| LEN as u64 + again)
+    }
+
+    /// How many bytes of the ring were taken from there on; `None`: no honest sender names that place.
+    fn taken_since(&self, from: Cursor) -> Option<u64> {
+        let cursor = self.cursor.load(Relaxed);
+        (from <= cursor && cursor - from <= 2 << RING_LOG2_MAX).then(|| cursor - from)
     }
 
     /// The queue is empty: is that the end of file, an error, or just nothing?

@@ -141,6 +141,13 @@ impl RxState {
         !m.is_remote() && word == TakeoverWord::new(self.epoch.load(Relaxed), what)
     }
 
+    /// On one node: has the sender recorded that it brings the direction to TCP in this way?
+    pub(super) fn has_recorded(&self, m: &Memory, what: TakeoverPhase) -> bool {
+        // Acquire: pairs with the Release in `TxState::record`.
+        let word = m.peer_rx().takeover.load(Acquire);
+        word == TakeoverWord::new(self.epoch.load(Relaxed), what)
+    }
+
     /// On one node: has a daemon claimed the direction, which it brings to TCP, and not finished? (If it has recorded that,
     /// the receiver may be on TCP already, before the bytes are.)
     pub fn is_coming(&self, m: &Memory) -> bool {
@@ -207,9 +214,8 @@ impl RxState {
         fence(SeqCst);
         // (The daemon first: one that is through meanwhile has told before that how it came there.)
         let coming = self.is_coming(m);
-        let plain = TakeoverWord::new(epoch, takeover::PLAIN);
         let answered = now == mode::REVOKING
-            && (self.phase(m) == tx::RESUMED || m.peer_rx().takeover.load(Acquire) == plain);
+            && (self.phase(m) == tx::RESUMED || self.has_recorded(m, takeover::PLAIN));
         if coming || answered {
             let revoked = RxWord::new(epoch, rx::READY | rx::REVOKED);
             m.own_rx().word.store(revoked, SeqCst);

@@ -313,7 +313,8 @@ pub(super) fn sleep(
         let c = table::conn(i);
         attached::engaged(c) && c.owner_pid.load(Relaxed) != pids::me()
     });
-    let end = conns(fds).fold(-1, |ms, i| ends::sooner(ms, ends::left_ms_of(i)));
+    let left_ms = || conns(fds).fold(-1, |ms, i| ends::sooner(ms, ends::left_ms_of(i)));
+    let end = left_ms();
     if end == 0 {
         return Slept::Again;
     }
@@ -358,7 +359,7 @@ pub(super) fn sleep(
         )
     };
     // (An end that was announced since the look above, while nobody was counted asleep, rings nowhere.)
-    let ended = || end < 0 && conns(fds).any(|i| ends::left_ms_of(i) >= 0);
+    let ended = || end < 0 && left_ms() >= 0;
     let no_sleep = |_: &_| news(fds) && !patient || daemon::pending() || ended();
     let ((ears, _), slept) = notify::rest(enter, no_sleep, asleep);
     let e = crate::errno();
