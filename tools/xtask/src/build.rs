@@ -6,6 +6,7 @@ use crate::package::run;
 use crate::{elf, Tree};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Oldest glibc that the shim loads under.
 const SHIM_TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -19,6 +20,7 @@ const BENCHES: &str = "--bin bench --bin bench-lab --bin demo --bin lab-load";
 
 /// The tool for containers, which has no libraries.
 const STATIC: &str = "underpass-static";
+const CRATE: &str = "underpass_static";
 
 /// What it carries, and where its source finds that: the program for the image's own dynamic linker.
 const PROBE: &str = "underpass-probe";
@@ -63,11 +65,10 @@ pub fn installed(tree: &Tree) -> Result<(), String> {
     }
     run(&mut tree.cargo(&format!("{PROGRAMS} {BINS}")))?;
     for_images(tree, &out)?;
-    // (Only the last step differs: what it is made of is built above.)
-    let mut linked = tree.cargo(&format!(
-        "rustc --release -p underpass --bin {STATIC} -- -C target-feature=+crt-static --cfg underpass_probe"
-    ));
-    run(linked.env(PROBE_ENV, out.join("lib").join(PROBE)))?;
+    let mut linked = tree.cargo(&format!("{PROGRAMS} --bin {STATIC}"));
+    linked.env(PROBE_ENV, out.join("lib").join(PROBE));
+    linked.env("RUSTC_WRAPPER", std::env::current_exe().unwrap_or_default());
+    run(linked.env(BETWEEN, "1"))?;
     for b in ["underpass", "underpassd", STATIC] {
         put(
             &tree.target.join("release").join(b),
@@ -76,6 +77,28 @@ pub fn installed(tree: &Tree) -> Result<(), String> {
         )?;
     }
     Ok(())
+}
+
+/// Set where this program runs between cargo and the compiler.
+pub const BETWEEN: &str = "UNDERPASS_BETWEEN_CARGO_AND_RUSTC";
+
+/// What cargo wants compiled, and how: only the tool for containers is linked in its own way. (`cargo rustc`, which has options
+/// for one program, compiles all that this is made of anew: it builds for one package, which wants other features.)
+pub fn rustc(args: Vec<String>) -> Command {
+    let (compiler, args) = args
+        .split_first()
+        .map_or(("rustc", &[][..]), |(c, a)| (c, a));
+    let mut c = Command::new(compiler);
+    c.args(args);
+    if args.windows(2).any(|w| w == ["--crate-name", CRATE]) {
+        c.args([
+            "-C",
+            "target-feature=+crt-static",
+            "--cfg",
+            "underpass_probe",
+        ]);
+    }
+    c
 }
 
 /// What runs with the C library of any image: the shim, and the probe.

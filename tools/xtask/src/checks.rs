@@ -7,13 +7,13 @@ use std::process::{Command, Stdio};
 const MACHETE: &str = "0.9.2";
 
 /// What needs nothing but the manifests and the sources.
-pub fn dependencies(tree: &Tree) -> Vec<Step> {
-    vec![deny(tree), machete(tree), pyflakes(tree)]
+pub fn dependencies(tree: &Tree) -> [Step; 2] {
+    [deny(tree), pyflakes(tree)]
 }
 
 /// Other compilers than the one that builds.
 pub fn compilers(tree: &Tree) -> Vec<Step> {
-    vec![older(tree), aarch64(tree)]
+    vec![older(tree), aarch64(tree), msrv(tree)]
 }
 
 /// Licences, doubles and origins of what is in `Cargo.lock`, as `deny.toml` allows them. Not the advisories: their
@@ -27,7 +27,7 @@ fn deny(tree: &Tree) -> Step {
 }
 
 /// Dependencies that no line names. It is compiled on first use, without optimization: it runs for seconds.
-fn machete(tree: &Tree) -> Step {
+pub fn machete(tree: &Tree) -> Step {
     let root = tree.target.join("cargo-machete");
     let mut command = tree.command("sh", &["-c", INSTALL_AND_RUN]);
     command.env("ROOT", &root).env("VERSION", MACHETE);
@@ -72,7 +72,7 @@ fn debian13(tree: &Tree, args: &[&str]) -> Command {
 }
 
 /// Everything with the oldest compiler that `Cargo.toml` promises to do with, if rustup has it.
-pub fn msrv(tree: &Tree) -> Step {
+fn msrv(tree: &Tree) -> Step {
     let manifest = std::fs::read_to_string(tree.root.join("Cargo.toml")).unwrap_or_default();
     let version = promised(&manifest).unwrap_or_default();
     let toolchain = format!("+{version}");

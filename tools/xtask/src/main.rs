@@ -11,6 +11,7 @@ mod deb;
 mod elf;
 mod fuzz;
 mod image;
+mod nodes;
 mod package;
 mod previous;
 mod steps;
@@ -65,12 +66,12 @@ task TARGET [arguments]
   deb           a package for Debian, target/underpass/underpass_VERSION_amd64.deb
   demo          TCP and Underpass side by side, then a transfer through a daemon's death
   test          build, model, unit, loom, symbols, containers, integration; one summary
-  lint          formatting, clippy, rustdoc, dependencies
+  lint          formatting, clippy, rustdoc, dependencies, names in Python programs
   dependencies  the last part of lint: cargo-deny, cargo-machete and pyflakes
   compilers     Debian 13's compiler; lane and shim for aarch64; the oldest compiler promised, if there
   miri          the contract's unit tests under Miri, if there is a toolchain that has it
   asan          the contract's tests with the address sanitizer
-  ci            lint, compilers, then everything of test, cluster, suites, lab
+  ci            lint without what needs a program compiled for it, everything of test, half of suites, lab and cluster
   model         the state space of the protocol between nodes
   unit          unit and property tests of all crates, and the inputs that fuzzing has kept
   engine        the RDMA data engine, and two whole daemons, over simulated verbs
@@ -98,67 +99,79 @@ task TARGET [arguments]
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
-    let task = args.next().unwrap_or_default();
-    let rest: Vec<String> = args.collect();
-    let tree = Tree::find();
-    let built = || made("build", build::all(&tree));
-    match task.as_str() {
+    if std::env::var_os(build::BETWEEN).is_some() {
+        let done = build::rustc(args.collect()).status();
+        return code(done.is_ok_and(|s| s.success()));
+    }
+    let name = args.next().unwrap_or_default();
+    task(&Tree::find(), &name, args.collect())
+}
+
+fn task(tree: &Tree, name: &str, rest: Vec<String>) -> ExitCode {
+    let built = || made("build", build::all(tree));
+    match name {
         "build" => code(built()),
-        "image" => code(built() && made("image", image::make(&tree))),
-        "deb" => code(built() && made("deb", deb::make(&tree))),
-        "demo" => code(built() && program(&tree, "demo", &rest)),
-        "bench" => code(built() && program(&tree, "bench", &rest)),
+        "image" => code(built() && made("image", image::make(tree))),
+        "deb" => code(built() && made("deb", deb::make(tree))),
+        "demo" => code(built() && program(tree, "demo", &rest)),
+        "bench" => code(built() && program(tree, "bench", &rest)),
         "bench-quick" => {
             let quick = ["--quick".to_string()]
                 .into_iter()
                 .chain(rest)
                 .collect::<Vec<_>>();
-            code(built() && program(&tree, "bench", &quick))
+            code(built() && program(tree, "bench", &quick))
         }
-        "bench-lab" => code(built() && agent(&tree) && program(&tree, "bench-lab", &rest)),
-        "lint" => steps::run(&tree, lint(&tree)),
-        "dependencies" => steps::run(&tree, checks::dependencies(&tree)),
-        "compilers" => {
-            let mut all = checks::compilers(&tree);
-            all.push(checks::msrv(&tree));
-            steps::run(&tree, all)
+        "bench-lab" => code(built() && agent(tree) && program(tree, "bench-lab", &rest)),
+        "lint" => steps::run(tree, lint(tree).chain([checks::machete(tree)]).collect()),
+        "dependencies" => {
+            let all = checks::dependencies(tree).into_iter();
+            steps::run(tree, all.chain([checks::machete(tree)]).collect())
         }
-        "miri" => steps::run(&tree, vec![checks::miri(&tree)]),
-        "asan" => steps::run(&tree, vec![checks::asan(&tree)]),
-        "model" => steps::run(&tree, vec![model(&tree, true)]),
-        "unit" => steps::run(&tree, vec![unit(&tree)]),
-        "engine" => steps::run(&tree, vec![engine(&tree), worlds(&tree)]),
-        "fuzz" => steps::run(&tree, fuzz::steps(&tree, &rest)),
-        "mutants" => code(mutants(&tree, &rest)),
-        "loom" => steps::run(&tree, vec![loom(&tree)]),
-        "symbols" => steps::run(&tree, vec![build_step(), symbols(&tree)]),
-        "integration" => steps::run(&tree, vec![build_step(), integration(&tree, &rest)]),
-        "containers" => steps::run(&tree, vec![build_step(), containers(&tree, &rest)]),
+        "compilers" => steps::run(tree, checks::compilers(tree)),
+        "miri" => steps::run(tree, vec![checks::miri(tree)]),
+        "asan" => steps::run(tree, vec![checks::asan(tree)]),
+        "model" => steps::run(tree, vec![model(tree, true)]),
+        "unit" => steps::run(tree, vec![unit(tree)]),
+        "engine" => steps::run(tree, vec![engine(tree), worlds(tree)]),
+        "fuzz" => steps::run(tree, fuzz::steps(tree, &rest)),
+        "mutants" => code(mutants(tree, &rest)),
+        "loom" => steps::run(tree, vec![loom(tree)]),
+        "symbols" => steps::run(tree, vec![build_step(), symbols(tree)]),
+        "integration" => steps::run(tree, vec![build_step(), integration(tree, &rest)]),
+        "containers" => steps::run(tree, vec![build_step(), nodes::containers(tree, &rest)]),
         "cluster" => {
-            let [image, tests] = [made_here(&tree, "image"), cluster(&tree, &rest)];
-            steps::run(&tree, vec![build_step(), kubernetes(&tree), image, tests])
+            let [image, tests] = [made_here(tree, "image"), nodes::cluster(tree, &rest)];
+            steps::run(
+                tree,
+                vec![build_step(), nodes::kubernetes(tree), image, tests],
+            )
         }
         "packaging" => {
-            let [image, deb] = ["image", "deb"].map(|n| made_here(&tree, n));
+            let [image, deb] = ["image", "deb"].map(|n| made_here(tree, n));
             steps::run(
-                &tree,
-                vec![build_step(), image, deb, packaging(&tree, &rest)],
+                tree,
+                vec![build_step(), image, deb, nodes::packaging(tree, &rest)],
             )
         }
         "previous" => {
-            let mut all = vec![build_step(), kubernetes(&tree), made_here(&tree, "image")];
-            all.extend(previous(&tree));
-            steps::run(&tree, all)
+            let mut all = vec![
+                build_step(),
+                nodes::kubernetes(tree),
+                made_here(tree, "image"),
+            ];
+            all.extend(nodes::previous(tree));
+            steps::run(tree, all)
         }
-        "previous-build" => code(made("previous", previous::make(&tree))),
-        "lab" => steps::run(&tree, vec![build_step(), lab(&tree, &rest)]),
-        "test" => steps::run(&tree, test(&tree)),
-        "soak" => steps::run(&tree, vec![build_step(), soak(&tree)]),
-        "suites" => steps::run(&tree, vec![build_step(), suites(&tree, &rest, false)]),
-        "suites-full" => steps::run(&tree, vec![build_step(), suites(&tree, &rest, true)]),
-        "programs" => steps::run(&tree, all_programs(&tree, &rest)),
-        "ci" => ci_within_budget(&tree),
-        "full" => steps::run(&tree, full(&tree)),
+        "previous-build" => code(made("previous", previous::make(tree))),
+        "lab" => steps::run(tree, vec![build_step(), nodes::lab(tree, &rest)]),
+        "test" => steps::run(tree, test(tree)),
+        "soak" => steps::run(tree, vec![build_step(), soak(tree)]),
+        "suites" => steps::run(tree, vec![build_step(), suites(tree, &rest, false)]),
+        "suites-full" => steps::run(tree, vec![build_step(), suites(tree, &rest, true)]),
+        "programs" => steps::run(tree, all_programs(tree, &rest)),
+        "ci" => ci_within_budget(tree),
+        "full" => steps::run(tree, full(tree)),
         "" | "-h" | "--help" | "help" => {
             println!("{USAGE}");
             ExitCode::SUCCESS
@@ -227,7 +240,7 @@ fn test(tree: &Tree) -> Vec<Step> {
         unit(tree),
         loom(tree),
         symbols(tree),
-        containers(tree, &[]),
+        nodes::containers(tree, &[]),
         integration(tree, &[]),
     ]
 }
@@ -244,21 +257,23 @@ fn ci_budget(steps: &[Step]) -> u64 {
 fn ci(tree: &Tree) -> Vec<Step> {
     all_with(
         tree,
-        [suites_short(tree), lab_short(tree), cluster_short(tree)],
+        [
+            suites_short(tree),
+            nodes::lab_short(tree),
+            nodes::cluster_short(tree),
+        ],
     )
 }
 
 /// The same with these of the suites, of the lab and of the cluster.
 fn all_with(tree: &Tree, [suites, lab, cluster]: [Step; 3]) -> Vec<Step> {
-    let mut all = lint(tree);
-    all.extend(checks::compilers(tree));
-    all.extend(test(tree));
+    let mut all: Vec<Step> = lint(tree).chain(test(tree)).collect();
     all.push(suites);
     all.push(lab);
     // (What is left to wait for.)
     all.push(Step {
         budget: 90,
-        ..kubernetes(tree).since("symbols")
+        ..nodes::kubernetes(tree).since("symbols")
     });
     all.push(made_here(tree, "image"));
     all.push(cluster);
@@ -267,38 +282,43 @@ fn all_with(tree: &Tree, [suites, lab, cluster]: [Step; 3]) -> Vec<Step> {
 
 /// The same whole, and what does not fit there.
 fn full(tree: &Tree) -> Vec<Step> {
-    let whole = [suites(tree, &[], false), lab(tree, &[]), cluster(tree, &[])];
+    let whole = [
+        suites(tree, &[], false),
+        nodes::lab(tree, &[]),
+        nodes::cluster(tree, &[]),
+    ];
     let mut all = all_with(tree, whole);
     all.push(model(tree, true));
     all.push(worlds(tree));
-    all.push(cluster_lab(tree));
-    all.push(checks::msrv(tree));
+    all.push(nodes::cluster_lab(tree));
+    all.push(checks::machete(tree));
+    all.extend(checks::compilers(tree));
     all.push(checks::miri(tree));
     all.push(checks::asan(tree));
     all.extend(fuzz::steps(tree, &[]));
     all.push(made_here(tree, "deb"));
-    all.push(packaging(tree, &[]));
-    all.extend(previous(tree));
+    all.push(nodes::packaging(tree, &[]));
+    all.extend(nodes::previous(tree));
     all.push(inject(tree));
     all.push(soak(tree));
     all
 }
 
-fn lint(tree: &Tree) -> Vec<Step> {
-    let mut all = vec![
+/// All but what compiles a program for it ([`checks::machete`]).
+fn lint(tree: &Tree) -> impl Iterator<Item = Step> {
+    let all = [
         Step::new("fmt", Kind::Check, 10, tree.cargo("fmt --all --check")),
         Step::new(
             "clippy",
             Kind::Check,
-            120,
+            180,
             tree.cargo("clippy --workspace --all-targets -- -D warnings"),
         ),
         // (The shim's library and the tool's have one name.)
-        doc(tree, "doc", 45, "--workspace --exclude underpass-shim"),
+        doc(tree, "doc", 60, "--workspace --exclude underpass-shim"),
         doc(tree, "doc shim", 15, "-p underpass-shim"),
     ];
-    all.extend(checks::dependencies(tree));
-    all
+    all.into_iter().chain(checks::dependencies(tree))
 }
 
 /// Links in comments lead somewhere, also to what is private.
@@ -318,7 +338,7 @@ fn build_step() -> Step {
         command: None,
         then: Then::Commands(Vec::new()),
         since: None,
-        budget: 380,
+        budget: 480,
         skip: None,
     }
 }
@@ -329,7 +349,7 @@ fn model(tree: &Tree, whole: bool) -> Step {
     if !whole {
         c.args(["--", "--skip", "mutations"]);
     }
-    Step::new("model", Kind::Tests, if whole { 240 } else { 110 }, c)
+    Step::new("model", Kind::Tests, if whole { 240 } else { 130 }, c)
 }
 
 fn unit(tree: &Tree) -> Step {
@@ -360,7 +380,7 @@ fn loom(tree: &Tree) -> Step {
     let mut c = tree.cargo("test --release -p underpass-lane --lib");
     c.env("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", tree.target.join("loom"));
-    Step::new("loom", Kind::Tests, 60, c)
+    Step::new("loom", Kind::Tests, 90, c)
 }
 
 fn symbols(tree: &Tree) -> Step {
@@ -389,7 +409,7 @@ fn integration(tree: &Tree, names: &[String]) -> Step {
         c.args(names);
         c
     };
-    let mut step = Step::new("integration", Kind::Tests, 840, build);
+    let mut step = Step::new("integration", Kind::Tests, 900, build);
     step.then = Then::Commands(all.iter().map(one).collect());
     step
 }
@@ -422,11 +442,11 @@ fn suites(tree: &Tree, names: &[String], full: bool) -> Step {
     Step::new("suites", Kind::Tests, budget, c)
 }
 
-/// Without those that take minutes: memcached's and curl's.
+/// CPython's and Redis's; the others take minutes, some of them to compile.
 fn suites_short(tree: &Tree) -> Step {
     Step {
-        budget: 260,
-        ..suites(tree, &without(&["memcached", "curl"]), false)
+        budget: 200,
+        ..suites(tree, &without(&["memcached", "curl", "tokio"]), false)
     }
 }
 
@@ -453,13 +473,6 @@ fn all_programs(tree: &Tree, names: &[String]) -> Vec<Step> {
     all
 }
 
-/// Containers of two real runtimes, each started once; the test program runs its tests in order by itself.
-fn containers(tree: &Tree, names: &[String]) -> Step {
-    let mut c = tree.cargo("test -p underpass-tests --test containers --");
-    c.args(names);
-    as_root(Step::new("containers", Kind::Tests, 110, c))
-}
-
 /// A step that this program does, as for `make NAME`.
 fn made_here(tree: &Tree, name: &'static str) -> Step {
     let own = std::env::current_exe().unwrap_or_default();
@@ -479,105 +492,6 @@ fn as_root(step: Step) -> Step {
             let why = format!("{} needs root", step.name);
             step.skipped(why)
         }
-    }
-}
-
-/// A Kubernetes cluster of one node, with the image; the test program runs its tests in order by itself.
-fn cluster(tree: &Tree, names: &[String]) -> Step {
-    let mut c = tree.cargo("test -p underpass-tests --test cluster --");
-    c.args(names);
-    as_root(Step::new("cluster", Kind::Tests, 1200, c))
-}
-
-/// Without those that take minutes: the second way's, and what waits for a minute.
-fn cluster_short(tree: &Tree) -> Step {
-    let skipped = ["without_nri::", "the_api_is_away", "a_certificate_ends"];
-    Step {
-        budget: 470,
-        ..cluster(tree, &without(&skipped))
-    }
-}
-
-/// Two nodes of a cluster in virtual machines, which have RDMA.
-fn cluster_lab(tree: &Tree) -> Step {
-    Step {
-        name: "cluster lab",
-        budget: 900,
-        ..cluster(tree, &["lab".into()])
-    }
-}
-
-/// The programs of a cluster; once.
-fn kubernetes(tree: &Tree) -> Step {
-    let build = tree.command("tools/build-kubernetes.sh", &[]);
-    Step::new("kubernetes", Kind::Check, 300, build)
-}
-
-/// What is done with image and package.
-fn packaging(tree: &Tree, names: &[String]) -> Step {
-    let mut c = tree.cargo("test -p underpass-tests --test packaging -- --test-threads=1");
-    c.args(names);
-    as_root(Step::new("packaging", Kind::Tests, 80, c))
-}
-
-/// The previous version is built, and the two beside each other: on one node, in a cluster, on two nodes with RDMA.
-fn previous(tree: &Tree) -> Vec<Step> {
-    let build = made_here(tree, "previous-build");
-    let alone = tree.cargo("test -p underpass-tests --test previous -- --test-threads=1");
-    let word = || ["previous".to_string()];
-    vec![
-        Step {
-            name: "previous",
-            kind: Kind::Build,
-            budget: 700,
-            ..build
-        },
-        as_root(Step::new("beside it", Kind::Tests, 400, alone)),
-        Step {
-            name: "upgraded",
-            ..cluster(tree, &word())
-        },
-        Step {
-            name: "two nodes",
-            budget: 300,
-            ..lab(tree, &word())
-        },
-    ]
-}
-
-/// Virtual machines, booted once; the test program runs its tests in order by itself.
-fn lab(tree: &Tree, names: &[String]) -> Step {
-    let mut c = tree.cargo("test -p underpass-tests --test lab --");
-    c.args(names);
-    Step::new("lab", Kind::Tests, 1500, c)
-}
-
-/// Without iWARP, what only the machines need, what the seeds of two daemons do as well, and programs that come after Redis.
-fn lab_short(tree: &Tree) -> Step {
-    let skipped = [
-        "iwarp",
-        "verbs_over_each_rail",
-        "kernel_modules_on_demand",
-        "cut_and_mended",
-        "a_capture_through_cuts_and_a_restart",
-        "a_capture_of_much",
-        "check_of_the_kernels_smc",
-        "iperf3_between_nodes",
-        "sockperf_between_nodes",
-        "pgbench_between_nodes",
-        "a_rail_cut_under_load",
-        "a_carrier_lost_under_load",
-        "a_device_removed_under_load",
-        "programs_end_with_rails_cut",
-        "programs_killed_under_load",
-        "rails_cut_under_sleepers",
-        "closes_nobody_sees",
-        "the_rail_of_the_interface",
-        "three_machines",
-    ];
-    Step {
-        budget: 840,
-        ..lab(tree, &without(&skipped))
     }
 }
 

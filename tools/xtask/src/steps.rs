@@ -197,7 +197,7 @@ pub fn run(tree: &Tree, steps: Vec<Step>) -> ExitCode {
 }
 
 /// Seconds that preparing the system may take on a cold machine. `.ci/run` does it, and says how long it took.
-pub const PACKAGES: u64 = 150;
+pub const PACKAGES: u64 = 120;
 
 fn packages() -> Option<Row> {
     let took = std::env::var("UNDERPASS_PACKAGES_SECONDS").ok()?;
