@@ -445,11 +445,11 @@ pub fn group_gone(group: &LinkGroup) {
     };
     table::each(|i, c| {
         if core::ptr::eq(table::local(i).group.load(Relaxed), group) && is_on(c) {
-            if group.is_remote() {
-                remote::gone(i, c, group);
-                return sets::notify(i);
+            if !group.is_remote() {
+                return peer_end_gone(i, c, fins);
             }
-            peer_end_gone(i, c, fins);
+            remote::gone(i, c, group);
+            tell(i);
         }
     });
 }
@@ -485,8 +485,13 @@ fn peer_end_gone(i: u32, c: &Conn, fins: u64) {
         probes::restore(c, l);
     }
     table::disqualify(c, Reason::PeerGone);
+    tell(i);
+}
+
+/// Whoever waits for the connection looks at it. (A thread that found the link group gone before this connection was told
+/// listens to no doorbell, and has no time set.)
+fn tell(i: u32) {
     sets::notify(i);
-    // (A thread that found the link group gone before this connection was told listens to no doorbell, and has no time set.)
     waiters::look(i);
 }
 

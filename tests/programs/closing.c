@@ -105,12 +105,37 @@ static void one_round(int how) {
     close(peer), close(fd), close(level), close(edge), close(copied), close(spare);
 }
 
+/* The call that sleeps began before the connection had a lane; then what its own end sends goes there. */
+static void native_round(void) {
+    char b[WAITED] = {0};
+    join_ends();
+    int fd = ends[0].fd, peer = ends[1].fd;
+    pthread_t t;
+    sleeps = fd;
+    atomic_store(&sleeper, 0);
+    NEED(!pthread_create(&t, 0, in_call, (void *)(long)TAKES));
+    asleep();
+    for (int k = 0; k < 60; k++) {
+        NEED(send(fd, b, 8, 0) == 8 && recv(peer, b, 8, MSG_WAITALL) == 8);
+        usleep(1000);
+    }
+    close(fd);
+    struct pollfd p = {peer, POLLIN | POLLRDHUP, 0};
+    NEED(poll(&p, 1, 1500) == 0); /* an end would be false */
+    NEED(recv(peer, b, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+    NEED(send(peer, b, WAITED, 0) == WAITED);
+    NEED(!pthread_join(t, 0) && slept == WAITED);
+    NEED(poll(&p, 1, SOON) == 1 && recv(peer, b, 1, 0) == 0);
+    close(peer);
+}
+
 int main(int argc, char **argv) {
     need(argc == 2, "arguments");
     alarm(100);
     set_up();
     big = calloc(1, BIG);
     for (int n = atoi(argv[1]); round_no < n; round_no++) one_round(round_no % HOW);
+    for (int k = 0; k < 3; k++, round_no++) native_round();
     printf("result ok lanes %d\n", lanes);
     return 0;
 }

@@ -49,9 +49,13 @@ static void hook(int sig, void (*f)(int), int flags) {
     NEED(!sigaction(sig, &s, 0));
 }
 
+#define SLOW_MS 100
+
+static void slowly(int sig);
 static pthread_t sleeper;
 
-/* Signals the sleeper after `ms`, `n` times, then writes `bytes` to `b`. */
+/* Signals the sleeper after `ms`, `n` times, then writes `bytes` to `b`, or, if they are LEAVES, brings it to TCP for good. */
+#define LEAVES (-1)
 struct plan {
     int sig, n, ms, bytes;
 };
@@ -59,6 +63,13 @@ struct plan {
 static void nap(int ms) {
     struct timespec t = {ms / 1000, ms % 1000 * 1000000L};
     while (nanosleep(&t, &t)) {}
+}
+
+static void slowly(int sig) {
+    int e = errno;
+    count(sig);
+    nap(SLOW_MS);
+    errno = e;
 }
 
 static atomic_int calling; /* 0: not yet, 1: in its call, 2: it is over */
@@ -84,7 +95,11 @@ static void *act(void *arg) {
         pthread_kill(sleeper, p->sig);
     }
     char x[4096] = {0};
-    if (p->bytes) {
+    if (p->bytes == LEAVES) {
+        int two = 2;
+        nap(SLOW_MS / 2);
+        NEED(!setsockopt(b, SOL_SOCKET, SO_RCVLOWAT, &two, sizeof two));
+    } else if (p->bytes) {
         nap(p->ms);
         NEED(send(b, x, p->bytes, 0) == p->bytes);
     }
@@ -355,6 +370,16 @@ static void actions(void) {
     NEED(!sigaction(SIGUSR2, 0, &old) && old.sa_handler == count);
 }
 
+/* While the handler runs, the other end goes to TCP, and this one cannot come from there again: it is half closed. */
+static void meanwhile(void) {
+    hook(SIGUSR1, slowly, 0);
+    NEED(!shutdown(a, SHUT_WR));
+    alarm(20);
+    NEED(during((struct plan){SIGUSR1, 1, 30, LEAVES}, do_recv) == -1 && errno == EINTR);
+    alarm(0);
+    NEED(during((struct plan){0, 0, 30, 5}, do_recv) == 5);
+}
+
 int main(void) {
     struct sockaddr_in s = {.sin_family = AF_INET};
     s.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -380,6 +405,7 @@ int main(void) {
     jump();
     actions();
     warm();
+    meanwhile();
     printf("result ok\n");
     return 0;
 }

@@ -153,6 +153,12 @@ impl<'a> Memory<'a> {
         })
     }
 
+    /// Is it the lane with this number?
+    #[inline(always)]
+    pub fn is_lane(&self, lane: u32) -> bool {
+        self.lane == lane as usize
+    }
+
     /// The same for a lane across nodes: words that the other side stores arrive here with a delay, and ours arrive
     /// there with a delay.
     #[inline(always)]

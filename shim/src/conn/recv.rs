@@ -144,6 +144,9 @@ impl Receiving<'_> {
         if self.awaits_end(fd) {
             return self.await_pending();
         }
+        if self.last_look && sys::poll1(fd, native::ANY_NEWS) == 0 && !c.has_error() {
+            return Break(fail_or(self.total, libc::EINTR)); // the sender went down during the handler
+        }
         // A MSG_WAITALL call that slept in the kernel would not notice bytes that go onto the ring: make it in
         // parts.
         if self.all
@@ -245,10 +248,11 @@ impl Receiving<'_> {
     fn on_lane(&mut self) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
         let Some((group, m)) = attached::mapped(c, l) else {
-            return Break(match self.call.current(c, l) {
-                true => fail_or(self.total, libc::ECONNRESET), // not a clean end of file
-                false => closed(self.total),
-            });
+            return match self.call.current(c, l) {
+                true if !c.rx.engaged() => Continue(()), // given back since its mode was asked
+                true => Break(fail_or(self.total, libc::ECONNRESET)), // not a clean end of file
+                false => Break(closed(self.total)),
+            };
         };
         if self.nb && !self.look {
             let now = ticks();
@@ -280,6 +284,9 @@ impl Receiving<'_> {
         };
         if !self.call.current(c, l) {
             return Break(closed(self.total));
+        }
+        if !attached::is_its(c, l, group, m) {
+            return Continue(Received::Tcp); // another lane by now, or none
         }
         let fd = l.fd.load(Relaxed);
         let port = Sock::new(fd, group);

@@ -211,7 +211,11 @@ impl Sending<'_> {
     fn on_lane(&mut self) -> ControlFlow<isize> {
         let (c, l) = (self.c, self.l);
         let Some((group, m)) = attached::mapped(c, l) else {
-            return Break(self.ended());
+            let given_back = !attached::engaged_tx(c) && self.call.current(c, l);
+            return match given_back {
+                true => Continue(()), // since its mode was asked
+                false => Break(self.ended()),
+            };
         };
         if c.owner_pid.load(Relaxed) != pids::me() {
             promotion::take_down(self.i, Cause::Shared); // a forked child: back to TCP, where both processes may send
@@ -267,6 +271,9 @@ impl Sending<'_> {
         };
         if !self.call.current(c, l) {
             return Break(closed(self.total));
+        }
+        if !attached::is_its(c, l, group, m) {
+            return Continue(Sent::Tcp); // another lane by now, or none
         }
         if c.tx.shut.load(Relaxed) != 0 {
             return Break(self.ended()); // by another thread meanwhile

@@ -187,8 +187,10 @@ fn on_node(c: &Conn, (group, m): (&LinkGroup, &Memory), fd: i32) {
     let patience = linger_ms.unwrap_or(0).min(promotion::LEAVE_MS);
     let flushed = flush(c, m, &port, patience);
     let late = flushed == Flushed::Late;
-    // Close first, then look: a sender publishes first, then looks whether we have closed.
-    let sent = c.tx.sent_at_fin(flushed == Flushed::ByDaemon);
+    // Close first, then look: a sender publishes first, then looks whether we have closed. (A native call of another thread
+    // keeps the socket open until it returns: no FIN follows before that.)
+    let kept = c.rx.inside() + c.tx.inside() > 0;
+    let sent = c.tx.sent_at_fin(kept || flushed == Flushed::ByDaemon);
     c.rx.close(m, &port, sent);
     take_frame(c, m, &port, true);
     if late && !for_no_time {
@@ -202,7 +204,7 @@ fn on_node(c: &Conn, (group, m): (&LinkGroup, &Memory), fd: i32) {
     }
     let in_kernel = || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0);
     let reset = reset || for_no_time || in_kernel();
-    if reset {
+    if reset && !kept {
         c.rx.announce_reset(m, &port);
     }
     match flushed {

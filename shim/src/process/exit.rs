@@ -37,6 +37,9 @@ pub fn exits() {
         }
         if let Some(_t) = lock::try_lock(&c.tx.lock) {
             table::disqualify(c, Reason::NotEstablished);
+            if alone {
+                c.rx.will_exit(&m);
+            }
             let _ = c.tx.before_fin(&m, &port);
             let _ = c.tx.down(&m, &port); // also if nothing is unread now
             if alone {

@@ -42,7 +42,7 @@ fn concerned(fds: &[pollfd]) -> bool {
                 room::polled(c, table::local(i), p.events, fds.len());
                 if c.flags.load(Relaxed) & flag::LANE != 0 {
                     promotion::try_ready(i, c, table::local(i));
-                    let ending = ends::left_ms_of(i) >= 0;
+                    let ending = ends::left_ms_of(i) >= 0 || ends::is_expected_of(i);
                     any |= (attached::engaged(c) || ending)
                         && tcp::still(p.fd, i, c, table::local(i), tcp::Way::Receive);
                 }

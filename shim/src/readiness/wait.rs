@@ -197,15 +197,14 @@ fn events(c: &Conn, m: &Memory, what: For) -> i16 {
     }
 }
 
-/// Milliseconds of one sleep. `work`: there is some for the sending half.
-fn sleep_ms(seat: &Seat, work: bool, (timeout_ms, end): (i64, i64)) -> i64 {
+/// Milliseconds of one sleep. `wary`: it has to be short, for another thread's work or because the doorbell is muted.
+fn sleep_ms(seat: &Seat, wary: bool, (timeout_ms, end): (i64, i64)) -> i64 {
     let mut t = ends::sooner(nap(timeout_ms, seat.place.index().is_some()), end);
     if !seat.leader && !(0..1000).contains(&t) {
         t = 1000; // a follower checks now and then that there is a leader
     }
-    let wary = work || seat.leader && seat.group.is_muted();
     if wary && !(0..Patience::NAP_MS).contains(&t) {
-        t = Patience::NAP_MS; // for another thread's work, or a muted doorbell
+        t = Patience::NAP_MS;
     }
     t
 }
@@ -229,11 +228,17 @@ fn listen(
         events,
         revents: 0,
     };
-    let mut t = sleep_ms(seat, work, ms); // before it is asked again whether the doorbell is muted: it may end meanwhile
+    // Asked once: with two answers, the sleep could be a long one without the doorbell.
+    let muted = *leader && group.is_muted();
+    let bell = match *leader && !muted {
+        true => group.audible(),
+        false => -1,
+    };
+    let mut t = sleep_ms(seat, work || muted, ms);
     let mut p = [
         entry(fd, events),
         entry(place.efd(), libc::POLLIN),
-        entry(if *leader { group.audible() } else { -1 }, libc::POLLIN),
+        entry(bell, libc::POLLIN),
         entry(daemon::fd(), libc::POLLIN),
     ];
     if let Some(tab) = table::table() {

@@ -73,7 +73,9 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) ->
     // Nor does it move before a hooked wait on the set, unless its connection is on the lane by now, or only the shim
     // has its news.
     let (c, l) = (table::conn(conn), table::local(conn));
-    let here = attached::engaged(c) || c.has_error() || l.notifies();
+    let ending = ends::left_ms_of(conn);
+    let ours = c.has_error() || l.notifies() || ending >= 0 || ends::is_expected_of(conn);
+    let here = attached::engaged(c) || ours;
     if !here && refuses(s) {
         return false;
     }
@@ -107,7 +109,6 @@ pub fn activate_held(s: &Set, set: u32, conn: u32, r: u32, group: &LinkGroup) ->
     let idle = !error
         && attached::mapped(c, l)
             .is_some_and(|(_, m)| c.rx.is_up() && c.rx.ready(&m) == Some(false));
-    let ending = ends::left_ms_of(conn);
     if ending >= 0 {
         await_end(s, ending);
     }

@@ -38,6 +38,12 @@ pub fn is_still(c: &Conn, group: &LinkGroup, m: &Memory) -> bool {
             .is_some_and(|now| core::ptr::eq(now.own_tx(), m.own_tx()))
 }
 
+/// The same for a connection that is known not to be closed, where every nanosecond counts.
+#[inline(always)]
+pub fn is_its(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) -> bool {
+    core::ptr::eq(l.group.load(Relaxed), group) && m.is_lane(c.lane.load(Relaxed))
+}
+
 /// Is either half off TCP?
 pub fn engaged(c: &Conn) -> bool {
     c.tx.mode.load(Relaxed) != tx::mode::TCP || c.rx.mode.load(Relaxed) != rx::mode::TCP

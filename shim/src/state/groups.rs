@@ -348,7 +348,7 @@ impl LinkGroup {
     pub fn audible(&self) -> i32 {
         let gone = self.state.load(Acquire) == GONE;
         let over = gone && (!self.is_remote() || self.dead.load(Acquire) != 0);
-        match over || self.is_muted() {
+        match over {
             true => -1,
             false => self.bell(),
         }

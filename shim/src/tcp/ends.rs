@@ -52,6 +52,19 @@ pub fn is_pending(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) -> bool {
     known(c, l, group, m) > l.end_told.load(Relaxed)
 }
 
+/// The same, or will one be known in a moment? A process that exits puts its directions on TCP, says so, and ends some
+/// milliseconds later. Who sleeps in the kernel from then on hears of nothing but TCP.
+pub fn is_expected(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) -> bool {
+    let told = l.end_told.load(Relaxed);
+    known(c, l, group, m) > told || told == 0 && c.rx.said(m) & marks::EXITED != 0
+}
+
+/// The same by the connection's number.
+pub fn is_expected_of(i: u32) -> bool {
+    let (c, l) = (table::conn(i), table::local(i));
+    attached::of(c, l).is_some_and(|(group, m)| is_expected(c, l, group, &m))
+}
+
 /// Milliseconds until an end is to be reported in TCP's place. Negative: there is none. 0: it was reported just
 /// now, so ask the kernel. May be called under the lock of an epoll set, and for connections that are being
 /// closed.

@@ -301,8 +301,15 @@ fn sleeps_on(way: Way, fd: i32, end: Option<u64>, part: bool) -> bool {
         revents: 0,
     };
     let ms = num::millis(left_ms(end));
-    // SAFETY: a valid entry. A cancellation point, as the call itself.
-    let n = thread::outside(|| unsafe { real::poll(&mut p, 1, ms) });
+    // (A handler that has run since the call began, in a sleep on the lane, ends this sleep, too.)
+    let n = match thread::interrupted(true) {
+        true => {
+            set_errno(libc::EINTR);
+            -1
+        }
+        // SAFETY: a valid entry. A cancellation point, as the call itself.
+        false => thread::outside(|| unsafe { real::poll(&mut p, 1, ms) }),
+    };
     let anew = n < 0 && !ends(end.is_some() || part);
     if anew {
         thread::begins_anew();

@@ -112,6 +112,15 @@ impl RxState {
         self.announce(m, port, sent, marks::ENDED);
     }
 
+    /// The process is about to end without a close, within the node, and goes to TCP first: whoever sees that sees that an end
+    /// follows. (How much is on TCP then is said by [`RxState::announce_exit`].)
+    pub fn will_exit(&self, m: &Memory) {
+        let landed = Landed::at_tcp_pos(TcpPos::UNKNOWN);
+        m.own_rx().landed.store(landed, Relaxed);
+        // SeqCst: before the words that say that this direction is on TCP.
+        m.own_rx().marks.fetch_or(marks::EXITED, SeqCst);
+    }
+
     /// The process ends without a close, within the node: says what it has put on TCP, for a FIN that does not arrive.
     pub fn announce_exit(&self, m: &Memory, port: &impl Port, sent: TcpPos) {
         self.announce(m, port, sent, marks::EXITED);

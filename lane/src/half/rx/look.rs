@@ -2,7 +2,7 @@
 //! these bytes may reach the application.
 
 use super::{mode, How, Received, RxState};
-use crate::abi::{marks, rx, takeover, tx, Cursor, RING_LOG2_MAX};
+use crate::abi::{marks, rx, takeover, tx, Cursor, TcpPos, RING_LOG2_MAX};
 use crate::half::mem::{Iov, Memory};
 use crate::half::Port;
 use crate::num;
@@ -203,7 +203,10 @@ impl RxState {
     /// On one node, if the peer has ended, or is gone: do we have everything that it sent, whatever TCP still has to report?
     pub fn has_all(&self, m: &Memory) -> bool {
         let mode = self.mode.load(Relaxed);
+        let (said, sent) = (self.said(m), m.peer_rx().landed.load(Relaxed).tcp_pos());
+        let undecided = said & marks::ENDED != 0 && sent == TcpPos::UNKNOWN;
         if m.is_remote()
+            || undecided
             || self.got_len.load(Relaxed) != 0
             || self.is_up() && self.ring_unread(m) > 0
         {
@@ -222,13 +225,12 @@ impl RxState {
             (mode::SKIP, _) => self.skip.load(Relaxed),
             _ => return false,
         };
-        let sent = m.peer_rx().landed.load(Relaxed).tcp_pos();
         let taken = self.tcp_pos.load(Relaxed) + repeated;
         let all = match repeated {
             0 => taken == sent,
             _ => taken >= sent,
         };
-        all && self.said(m) & (marks::ENDED | marks::EXITED) != 0
+        all && said & (marks::ENDED | marks::EXITED) != 0
     }
 
     /// On one node, on the ring, which is read to its end: how many bytes a frame that has not come yet, and what repeats the

@@ -335,9 +335,9 @@ impl TxState {
     }
 
     /// All that is on TCP before the FIN, for [`RxState::announce_end`] and [`RxState::close`]. What a daemon still brings
-    /// there is not known.
-    pub fn sent_at_fin(&self, by_daemon: bool) -> TcpPos {
-        match by_daemon {
+    /// there, or a native call that still runs (`more`), is not known.
+    pub fn sent_at_fin(&self, more: bool) -> TcpPos {
+        match more {
             true => TcpPos::UNKNOWN,
             false => self.tcp_pos.load(Relaxed),
         }

@@ -37,15 +37,16 @@ impl Receiving<'_> {
         to_come || sys::ioctl_i32(fd, libc::FIONREAD).is_ok_and(|n| n > 0)
     }
 
-    /// The same if the end of this direction, which is on TCP, is known, and TCP reports neither that nor anything else (see
-    /// [`ends`]): a native call would sleep on, also when the end is reported in TCP's place.
+    /// The same if the end of this direction, which is on TCP, is known or expected, and TCP reports neither that nor anything
+    /// else (see [`ends`]): a native call would sleep on, also when the end is reported in TCP's place.
     pub(super) fn awaits_end(&self, fd: i32) -> bool {
         let (c, l) = (self.c, self.l);
         let Some((group, m)) = attached::of(c, l) else {
             return false;
         };
         // (Also a call that may not wait has it reported, when it is due.)
-        ends::left_ms(c, l, group, &m) > 0
+        let ms = ends::left_ms(c, l, group, &m);
+        (ms > 0 || ms < 0 && ends::is_expected(c, l, group, &m))
             && !(self.nb || self.nowait || c.rx.engaged() || c.has_error())
             && sys::poll1(fd, ANY_NEWS) == 0
     }

@@ -6,6 +6,7 @@
 use super::*;
 use crate::readiness::room;
 use crate::state::{attached, fdtab, table};
+use crate::tcp::ends;
 use crate::{promotion, sys};
 use core::sync::atomic::fence;
 use lane::family::Cause;
@@ -187,8 +188,9 @@ pub(super) fn usable_lane(conn: u32) -> Option<&'static LinkGroup> {
     let flags = c.flags.load(Relaxed) & (flag::LANE | flag::DISQUALIFIED | flag::HELD);
     // (A connection that will not be promoted again, for instance one that is half closed, is reported from the inner
     // set as long as a direction is still on the lane. So are an error that a call of the shim has taken from the
-    // kernel, and MSG_ZEROCOPY notifications that the shim counts: the kernel has neither.)
-    let ours = || c.has_error() || table::local(conn).notifies();
+    // kernel, and MSG_ZEROCOPY notifications that the shim counts, and an end that TCP has not reported: the kernel has none
+    // of them.)
+    let ours = || c.has_error() || table::local(conn).notifies() || ends::is_expected_of(conn);
     let still = || attached::engaged(c) || ours();
     let usable = flags == flag::LANE || flags & flag::LANE != 0 && still();
     let (group, _) = attached::of(c, table::local(conn)).filter(|_| usable)?;

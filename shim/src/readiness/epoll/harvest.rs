@@ -319,6 +319,7 @@ fn is_leaving(conn: u32) -> bool {
         && !c.has_error()
         && !table::local(conn).notifies()
         && ends::left_ms_of(conn) < 0
+        && !ends::is_expected_of(conn)
 }
 
 /// A thread leaves the wait after it was told of lanes, or has drained their doorbells, without looking at them: a
@@ -545,14 +546,19 @@ pub(super) fn each_chained(s: &Set, mut f: impl FnMut(u32, &Reg)) {
     });
 }
 
-/// Has any counter that this set watches moved? Only reads, and takes no lock.
+/// Has any counter that this set watches moved? Only reads, and takes no lock. (Not of link groups whose doorbell the inner set
+/// does not hear: the sleep is a short one then. Whether they are muted now may have changed since that was decided.)
 pub(super) fn changed(s: &Set) -> bool {
-    s.slots.each().any(|(_, slot)| {
-        let group = slot.group().filter(|l| !l.is_muted());
-        let Some(ctl) = group.and_then(|l| l.peer.control()) else {
+    let moved = |slot: &Slot| {
+        let Some(ctl) = slot.group().and_then(|l| l.peer.control()) else {
             return false;
         };
         let mut counters = slot.each_counter();
         counters.any(|g| notify::counter(&ctl.seq[g].0) != slot.seen[g].load(Relaxed))
+    };
+    s.slots.pages().any(|(_, page)| {
+        let muted = page.muted.load(Relaxed);
+        let mut heard = page.each().filter(|(n, _)| muted >> n & 1 == 0);
+        heard.any(|(_, slot)| moved(slot))
     })
 }

@@ -158,6 +158,8 @@ struct Ears<'a> {
     alone: bool,
     /// One bit for each link group that this thread leads.
     leads: u64,
+    /// The same for those that were muted when the length of the sleep was decided.
+    muted: u64,
 }
 
 impl Ears<'_> {
@@ -179,9 +181,10 @@ impl Ears<'_> {
                 }
             }
         }
-        if (patient || self.groups.iter().any(|(_, l)| l.is_muted()))
-            && !(0..Patience::NAP_MS).contains(&nap)
-        {
+        for (k, l) in self.groups.iter() {
+            self.muted |= u64::from(l.is_muted()) << k;
+        }
+        if (patient || self.muted != 0) && !(0..Patience::NAP_MS).contains(&nap) {
             nap = Patience::NAP_MS;
         }
         nap
@@ -193,9 +196,12 @@ impl Ears<'_> {
 
     /// Writes our entries: the place, the daemon, the doorbells. Returns how many there are.
     fn enter(&self, own: &mut [pollfd]) -> usize {
-        let bells = self.groups.iter().map(|(k, l)| match self.leads(k) {
-            true => l.audible(),
-            false => -1,
+        let bells = self.groups.iter().map(|(k, l)| {
+            let hears = self.leads(k) && self.muted >> k & 1 == 0;
+            match hears {
+                true => l.audible(),
+                false => -1,
+            }
         });
         let mut n = 0;
         for fd in [self.place.efd(), daemon::fd()].into_iter().chain(bells) {
@@ -347,6 +353,7 @@ pub(super) fn sleep(
             native_calls: &native_calls,
             alone,
             leads: 0,
+            muted: 0,
         };
         let nap = ears.join((left, end), full, patient);
         (ears, nap)
