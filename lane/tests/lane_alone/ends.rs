@@ -415,6 +415,11 @@ fn everything_is_here_before_its_frame() {
     ended(&e, LEN as u64 + 5);
     assert!(!has_all(&e), "the ring has bytes");
     assert_eq!(recv(&e, 5), Received::Bytes(5));
+    e.sender_says(FIRST, tx::UP); // perhaps beside a native call, which may send: then nobody knows how much
+    for (sent, all) in [(u64::MAX, false), (0, true)] {
+        ended(&e, sent);
+        assert_eq!(has_all(&e), all, "{sent}");
+    }
     for phase in [tx::DOWNING, tx::DOWN] {
         e.sender_says(FIRST, phase);
         // (The last: it has sent more than what the ring had.)
