@@ -25,8 +25,13 @@ image cluster packaging:
 	@tools/install-deps.sh image
 	@$(TASK) $@ $(ARGS)
 
-lab previous full bench-lab:
+lab previous bench-lab:
 	@tools/install-deps.sh lab
+	@$(TASK) $@ $(ARGS)
+
+full:
+	@tools/install-deps.sh lab
+	@tools/install-deps.sh programs
 	@$(TASK) $@ $(ARGS)
 
 ci:

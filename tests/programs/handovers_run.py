@@ -250,8 +250,8 @@ def watch(port, tool):
         time.sleep(0.2)
 
 
-def report(run, before, last):
-    """What was seen how often, and what is new. False if the shim has reset connections."""
+def report(run, before, last, least):
+    """What was seen how often, and what is new. What of that is wrong."""
     seen = collections.Counter()
     for r in sum(run.looks(), []):
         reasons = "/".join((r[k] or {}).get("name", "-") for k in ("reason", "peer_reason"))
@@ -264,4 +264,5 @@ def report(run, before, last):
     new = [re.sub(r"^\S+ (.*?)\[\d+\]|[\d.]+:\d+|connection \d+", r"\1", line) for line in new]
     told = collections.Counter(n for n in new if not re.search(" (connected|disconnected|ended|registered|paired)( |$)", n))
     print("  log: " + "; ".join("%s %d" % i for i in told.most_common(12)), flush=True)
-    return stats["resets"] == before["resets"]
+    promoted = stats["promoted"] - before["promoted"]
+    return "reset by the shim" if stats["resets"] != before["resets"] else "%d ends on lanes" % promoted if promoted < least else ""

@@ -300,6 +300,7 @@ fn full(tree: &Tree) -> Vec<Step> {
     all.push(nodes::packaging(tree, &[]));
     all.extend(nodes::previous(tree));
     all.push(inject(tree));
+    all.push(handovers(tree));
     all.push(soak(tree));
     all
 }
@@ -466,11 +467,16 @@ fn programs(tree: &Tree, names: &[String]) -> Step {
 fn all_programs(tree: &Tree, names: &[String]) -> Vec<Step> {
     let mut all = vec![build_step(), programs(tree, names)];
     if names.is_empty() {
-        let mut c = tree.cargo("test -p underpass-tests --test handovers -- --nocapture");
-        c.env("UNDERPASS_HANDOVERS", "all");
-        all.push(Step::new("handovers", Kind::Tests, 480, c));
+        all.push(handovers(tree));
     }
     all
+}
+
+/// Programs that hand connections to others, all of them.
+fn handovers(tree: &Tree) -> Step {
+    let mut c = tree.cargo("test -p underpass-tests --test handovers -- --nocapture");
+    c.env("UNDERPASS_HANDOVERS", "all");
+    Step::new("handovers", Kind::Tests, 480, c)
 }
 
 /// A step that this program does, as for `make NAME`.

@@ -1,5 +1,6 @@
-//! This process has shut the direction down while bytes lay unread on the ring, and they are neither there any more nor on
-//! TCP yet. Without a lane they would be read, so a receive that finds nothing must not take that for the end.
+//! Receives that must not take TCP's word. This process has shut the direction down while bytes lay unread on the ring, and they
+//! are neither there any more nor on TCP yet: without a lane they would be read, so a receive that finds nothing must not take
+//! that for the end. Or the other end has ended, and TCP does not say so: a receive must not sleep for it in the kernel.
 
 use super::{fail_or, lock_for, Receiving};
 use crate::state::attached;
