@@ -190,7 +190,7 @@ fn on_node(c: &Conn, (group, m): (&LinkGroup, &Memory), fd: i32) {
     // Close first, then look: a sender publishes first, then looks whether we have closed.
     let sent = c.tx.sent_at_fin(flushed == Flushed::ByDaemon);
     c.rx.close(m, &port, sent);
-    take_frame(c, m, &port, true);
+    take_frame(c, m, &port, true, &mut None);
     if late && !for_no_time {
         tcp::count_reset(c, fd, Reason::Stalled);
     }
