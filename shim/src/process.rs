@@ -17,7 +17,7 @@ mod shutdown;
 mod unseen;
 
 pub use close::{before_close, closed, finish_close};
-pub use disown::{before_split, disown, force_tcp, step_out};
+pub use disown::{before_split, disown, force_all, force_tcp, step_out};
 pub use exec::{all_left, before_exec, exec_failed, lend, spawned, spawned_ended, spawning};
 pub use exit::exits;
 pub use fork::{after_fork_child, after_fork_parent, before_fork};

@@ -21,7 +21,7 @@ pub use commands::command;
 pub use deaf::bring_unread;
 pub use died::holder_died;
 pub use lane::half::leave::LEAVE_MS;
-pub use leave::{all_left, leave, lend, yield_lane};
+pub use leave::{all_left, await_all, leave, leave_all, lend, set_off, yield_lane};
 pub use register::{daemon_lost, declined};
 pub use remote::greeted;
 pub use retire::{end_lane, lane_gone, yielded};

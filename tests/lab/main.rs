@@ -13,11 +13,11 @@ mod three;
 mod underpass;
 mod verbs;
 
-use anyhow::{anyhow, Result};
+use anyhow::{anyhow, bail, Result};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
-use underpass_tests::lab::{Lab, Spec};
+use underpass_tests::lab::{cluster, Lab, Spec};
 
 /// The agent that cargo built for this test.
 const AGENT: &str = env!("CARGO_BIN_EXE_lab-agent");
@@ -217,8 +217,11 @@ fn in_pair(pair: &Mutex<Pair>, test: Test) -> Result<(), Failed> {
 /// Runs a test; if it fails, both consoles and all that ran are part of its message.
 fn judged(lab: &mut Lab, test: Test) -> Result<(), Failed> {
     let done = lab.restore().and_then(|()| {
-        lab.evidence(); // of the tests before
+        (lab.evidence(), cluster::complaint()); // of the tests before
         test(lab)?;
+        if let Some(told) = cluster::complaint() {
+            bail!("{told}");
+        }
         lab.complaint()
             .map_or(Ok(()), |c| Err(anyhow!("the kernel complains: {c}")))
     });

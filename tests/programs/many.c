@@ -1,14 +1,17 @@
-/* One call that starts a program, while this process has so many lanes to a peer that does nothing: all connections survive
- * it with every byte, and the thread waits no more often than a few times, however many they are.
+/* One call with which all connections leave their lanes, while this process has so many to a peer that does nothing: all of
+ * them survive it with every byte, and the thread waits no more often than a few times, however many they are.
  *
  *     many N PEERS HOW WAY
  *
  * PEERS processes share the connections. HOW: asleep, stopped, hostile (it never reads again). WAY: system, popen, spawn,
- * fork. Each end of each connection has bytes of the other's unread. Prints "lanes N waits N ms N" and "result ok".
+ * fork; rights: one sendmmsg with the descriptors of all; unshare: a table of descriptors of its own. Each end of each
+ * connection has bytes of the other's unread. Prints "lanes N waits N ms N" and "result ok".
  */
 #define _GNU_SOURCE
 #include "pairs.h"
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
@@ -125,14 +128,51 @@ static void peer(int n, const char *how, int own) {
     _exit(0);
 }
 
-/* ---- the process that starts a program ---- */
+/* ---- the process whose connections leave ---- */
 
-static void start(const char *way) {
+enum { FDS = 253, MESSAGES = (MOST + FDS - 1) / FDS }; /* the kernel's limit for one message */
+
+static void hand_over(const int *fds, int n) {
+    static union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(FDS * sizeof(int))];
+    } control[MESSAGES];
+    static struct mmsghdr messages[MESSAGES];
+    struct iovec v = {"x", 1};
+    int pair[2], k = 0;
+    NEED(!socketpair(AF_UNIX, SOCK_DGRAM, 0, pair));
+    for (int at = 0; at < n; at += FDS, k++) {
+        size_t bytes = sizeof(int) * (size_t)(n - at < FDS ? n - at : FDS);
+        messages[k].msg_hdr = (struct msghdr){.msg_iov = &v, .msg_iovlen = 1, .msg_control = &control[k], .msg_controllen = CMSG_SPACE(bytes)};
+        control[k].header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(bytes)};
+        memcpy(CMSG_DATA(&control[k].header), fds + at, bytes);
+    }
+    NEED(sendmmsg(pair[0], messages, (unsigned)k, 0) == k);
+    close(pair[0]), close(pair[1]);
+}
+
+static pthread_t other;
+static volatile int others;
+
+static void *idle(void *_) {
+    while (others) sleep_us(1000);
+    return _;
+}
+
+/* (Who has one thread shares the table with nobody.) */
+static void part(void) {
+    others = 1;
+    NEED(!pthread_create(&other, 0, idle, 0) && !unshare(CLONE_FILES));
+}
+
+static void start(const char *way, const int *fds, int n) {
     char *argv[] = {"true", 0};
     int status = -1;
     pid_t child = 0;
     if (!strcmp(way, "system")) NEED(system("true") == 0);
     else if (!strcmp(way, "popen")) NEED(pclose(popen("true", "r")) == 0);
+    else if (!strcmp(way, "rights")) hand_over(fds, n);
+    else if (!strcmp(way, "unshare")) part();
     else {
         if (!strcmp(way, "spawn")) NEED(!posix_spawn(&child, "/bin/true", 0, 0, argv, environ));
         else if (!(child = fork())) execv("/bin/true", argv), _exit(9);
@@ -201,10 +241,14 @@ int main(int argc, char **argv) {
     s->traces = 1;
     while (!s->traced) getppid();
     long began = now_ms();
-    start(argv[4]);
+    start(argv[4], fds, n);
     long took = now_ms() - began;
     s->done = 1;
     while (!s->untraced) getppid();
+    if (others) { /* (it has a copy of each) */
+        others = 0;
+        NEED(!pthread_join(other, 0));
+    }
     printf("lanes %d waits %d ms %ld\n", lanes, s->waits, took);
     fflush(stdout);
 

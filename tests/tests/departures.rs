@@ -78,7 +78,7 @@ fn every_way_out_is_as_bare() -> Result<()> {
 
 /// Between two pods of a node. (With an MTU of 1,500 bytes TCP holds less than a ring.)
 #[test]
-fn between_two_namespaces() -> Result<()> {
+fn root_between_two_namespaces() -> Result<()> {
     let pods = Pods::new()?;
     let other = format!("/run/netns/{}", pods.b());
     let env = [("OTHER_NS", other), ("ADDRESS", Pods::B.into())];

@@ -15,6 +15,12 @@ fn a_process_that_has_read_everything_ends_cleanly() -> Result<()> {
     both_ways("ends_clean", &[], 24, 2_000)
 }
 
+/// By its process's end right behind its last bytes, while this end is leaving.
+#[test]
+fn an_exit_beside_a_way_down_is_no_reset() -> Result<()> {
+    both_ways("exiting", &["300"], 600, 300_000)
+}
+
 /// By a shutdown of both directions, while this end is leaving.
 #[test]
 fn a_shutdown_beside_a_way_down_is_no_reset() -> Result<()> {

@@ -63,12 +63,14 @@ fn beside_one_that_does_nothing() -> Result<()> {
     Ok(())
 }
 
-/// What a call that starts a program may wait, however many connections it lends: each wait is a round for all of them, and
-/// the later ones are longer. (Commonly there are two.)
+/// What a call with which connections leave may wait, however many they are: each wait is a round for all of them, and the
+/// later ones are longer. (Commonly there are two.)
 const WAITS: u32 = 40;
+const WAYS: [&str; 6] = ["system", "popen", "spawn", "fork", "rights", "unshare"];
 
-/// The thread that calls `system` once has a thousand lanes to peers that do nothing, or never read: no connection is reset,
-/// none loses a byte, and it waits no more often than with five. (There are seats for 1,024 takeovers at a time.)
+/// The thread that calls `system` once, hands its connections over, or parts from its other threads, has a thousand lanes to
+/// peers that do nothing, or never read: no connection is reset, none loses a byte, and it waits no more often than with
+/// five. (There are seats for 1,024 takeovers at a time.)
 #[test]
 fn no_more_waits_for_a_thousand() -> Result<()> {
     let dir = tempfile::tempdir()?;
@@ -82,13 +84,15 @@ fn no_more_waits_for_a_thousand() -> Result<()> {
         Ok(words.filter_map(|w| w.parse().ok()).collect())
     };
     let d = Daemon::start()?;
-    let few = ["asleep", "stopped", "hostile"]
-        .map(|how| ["system", "popen", "spawn", "fork"].map(|way| (5, format!("5 1 {how} {way}"))));
+    let few =
+        ["asleep", "stopped", "hostile"].map(|how| WAYS.map(|way| (5, format!("5 1 {how} {way}"))));
     let many = [
         (1000, "1000 1 asleep system"),
         (1000, "1000 1 stopped popen"),
         (1000, "1000 1 hostile fork"),
         (2000, "2000 2 hostile spawn"),
+        (1000, "1000 1 asleep rights"),
+        (1000, "1000 1 hostile unshare"),
     ];
     let many = many.map(|(n, args)| (n, args.to_owned()));
     for (n, args) in few.into_iter().flatten().chain(many) {

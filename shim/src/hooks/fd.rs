@@ -302,11 +302,13 @@ pub unsafe extern "C" fn lio_listio(
     // SAFETY: see the module above.
     unsafe {
         if !list.is_null() {
-            for k in 0..num::word(n.max(0)) {
-                if let Some(fd) = (*list.add(k)).cast::<i32>().as_ref() {
-                    process::force_tcp(*fd, Reason::Bypassed);
+            process::force_all(|f| {
+                for k in 0..num::word(n.max(0)) {
+                    if let Some(fd) = (*list.add(k)).cast::<i32>().as_ref() {
+                        f(*fd, Reason::Bypassed);
+                    }
                 }
-            }
+            });
         }
         real::lio_listio(mode, list, n, sev)
     }

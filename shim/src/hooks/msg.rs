@@ -2,7 +2,7 @@
 
 use super::rw::{is_address, on_lane, recv_on_lane, RECV_OK, SEND_OK};
 use crate::process::{self, arrivals};
-use crate::state::fdtab::{get, settled as conn, Fd};
+use crate::state::fdtab::settled as conn;
 use crate::state::table;
 use crate::sys::{self, pages, real};
 use crate::{conn, tcp};
@@ -63,20 +63,20 @@ unsafe fn is_refused(m: *const msghdr) -> bool {
             && (negative || !is_address(h.msg_name.cast(), h.msg_namelen.min(most)))
 }
 
-/// Connections whose descriptors are sent to another process leave their lanes first.
+/// Connections whose descriptors are sent to another process, by any of the messages of a call, leave their lanes first.
 ///
 /// # Safety
-/// `m` is null or the application's message header.
-pub(super) unsafe fn descriptors_leave(m: *const msghdr) {
+/// Each message is null or the application's message header.
+pub(super) unsafe fn descriptors_leave(messages: impl Iterator<Item = *const msghdr> + Clone) {
     // SAFETY: by contract.
-    unsafe {
-        if table::table().is_some() && has_control(m) {
-            each_descriptor(m, |fd| match get(fd) {
-                Fd::Conn(_) => process::force_tcp(fd, Reason::Left),
-                Fd::Set(s) => crate::readiness::epoll::nest(s),
-                _ => {}
-            });
-        }
+    let with_control = messages.filter(|m| unsafe { has_control(*m) });
+    if table::table().is_some() {
+        process::force_all(|f| {
+            for m in with_control.clone() {
+                // SAFETY: by contract; it can be read.
+                unsafe { each_descriptor(m, |fd| f(fd, Reason::Left)) };
+            }
+        });
     }
 }
 
@@ -100,7 +100,7 @@ unsafe fn descriptors_came(channel: i32, m: *const msghdr) {
 
 /// # Safety
 /// `m` is the application's message header: it and its control data can be read.
-unsafe fn each_descriptor(m: *const msghdr, f: impl Fn(i32)) {
+unsafe fn each_descriptor(m: *const msghdr, mut f: impl FnMut(i32)) {
     // SAFETY: by contract; the CMSG macros walk inside msg_controllen.
     unsafe {
         let mut c = libc::CMSG_FIRSTHDR(m);
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn sendmsg(fd: i32, m: *const msghdr, flags: i32) -> isize
     unsafe {
         let native = || real::sendmsg(fd, m, flags);
         let Some(i) = conn(fd) else {
-            descriptors_leave(m);
+            descriptors_leave(core::iter::once(m));
             return native();
         };
         if is_refused(m) {
@@ -216,9 +216,8 @@ pub unsafe extern "C" fn sendmmsg(fd: i32, v: *mut mmsghdr, n: u32, flags: i32) 
             }),
             None => {
                 let here = if v.is_null() { 0 } else { n.min(MOST) };
-                for k in 0..here as usize {
-                    descriptors_leave(&raw const (*v.add(k)).msg_hdr);
-                }
+                let messages = (0..here as usize).map(|k| &raw const (*v.add(k)).msg_hdr);
+                descriptors_leave(messages);
                 real::sendmmsg(fd, v, n, flags)
             }
         }

@@ -141,14 +141,16 @@ fn listed(op: u32, arg: *const c_void, n: u32) -> Option<(*const i32, u32)> {
 
 /// Descriptors that later requests will name only by an index.
 fn unseen_files(list: *const i32, n: u32) {
-    for k in 0..n.min(num::small(fdtab::MAX_FD)) as usize {
-        let at = list.wrapping_add(k);
-        if !pages::readable(at, size_of::<i32>()) {
-            return;
+    process::force_all(|f| {
+        for k in 0..n.min(num::small(fdtab::MAX_FD)) as usize {
+            let at = list.wrapping_add(k);
+            if !pages::readable(at, size_of::<i32>()) {
+                return;
+            }
+            // SAFETY: just proven.
+            f(unsafe { at.read_unaligned() }, Reason::Bypassed);
         }
-        // SAFETY: just proven.
-        unseen(unsafe { at.read_unaligned() });
-    }
+    });
 }
 
 /// The kernel is about to use this descriptor in a way that the hooks do not see.
@@ -177,7 +179,7 @@ fn request(sqe: &mut Sqe, chained: bool) {
         OP_FILES_UPDATE => unseen_files(sqe.addr as *const i32, sqe.len),
         OP_SENDMSG | OP_SENDMSG_ZC => {
             // SAFETY: the request's message, as the application promises the kernel.
-            unsafe { msg::descriptors_leave(sqe.addr as *const libc::msghdr) };
+            unsafe { msg::descriptors_leave(core::iter::once(sqe.addr as *const libc::msghdr)) };
             if !fixed {
                 unseen(fd);
             }
@@ -255,7 +257,7 @@ const IOCB_CMD_POLL: u16 = 5;
 /// As the system call.
 pub unsafe extern "C" fn submit(context: usize, n: i64, list: *const *const Iocb) -> i32 {
     let _inside = thread::enter();
-    crate::preserving_errno(|| {
+    process::force_all(|f| {
         for k in 0..usize::try_from(n).unwrap_or(0) {
             let at = list.wrapping_add(k);
             if !pages::readable(at, size_of::<*const Iocb>()) {
@@ -268,12 +270,11 @@ pub unsafe extern "C" fn submit(context: usize, n: i64, list: *const *const Iocb
             }
             // SAFETY: as above.
             let b = unsafe { b.read_unaligned() };
-            match (b.opcode, get(num::signed(b.fd))) {
-                (IOCB_CMD_POLL, Fd::Conn(_)) => {
-                    process::force_tcp(num::signed(b.fd), Reason::EpollShared)
-                }
-                _ => unseen(num::signed(b.fd)),
-            }
+            let why = match b.opcode {
+                IOCB_CMD_POLL => Reason::EpollShared,
+                _ => Reason::Bypassed,
+            };
+            f(num::signed(b.fd), why);
         }
     });
     let (call, n, list) = (

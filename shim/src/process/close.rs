@@ -192,7 +192,7 @@ fn on_node(c: &Conn, (group, m): (&LinkGroup, &Memory), fd: i32) {
     let kept = c.rx.inside() + c.tx.inside() > 0;
     let sent = c.tx.sent_at_fin(kept || flushed == Flushed::ByDaemon);
     c.rx.close(m, &port, sent);
-    take_frame(c, m, &port, true);
+    take_frame(c, m, &port, true, &mut None);
     if late && !for_no_time {
         tcp::count_reset(c, fd, Reason::Stalled);
     }

@@ -55,17 +55,20 @@ pub(super) fn flush(c: &Conn, m: &Memory, port: &Sock, patience: u64) -> Flushed
 /// Milliseconds for which an end that reads nothing any more waits for a frame in flight.
 const FRAME_MS: u64 = 50;
 
-/// This end reads nothing any more, and has announced it. A frame that is on TCP already, or that its sender is
-/// about to write, would turn the end into a reset, so it is read here. (If this is a close, unread bytes make it
-/// a reset anyway.)
-pub(super) fn take_frame(c: &Conn, m: &Memory, port: &Sock, closes: bool) {
-    let end = sys::now_ms() + FRAME_MS;
+/// This end reads nothing any more, and has announced it, or has read everything and is about to exit. A frame that is on TCP
+/// already, or that its sender is about to write, would turn the end into a reset, so it is read here. (If this is a close,
+/// unread bytes make it a reset anyway.) `until`: when the wait ends (CLOCK_MONOTONIC, ms), [`FRAME_MS`] after it has begun.
+pub(super) fn take_frame(c: &Conn, m: &Memory, port: &Sock, closes: bool, until: &mut Option<u64>) {
     loop {
         let due = c.rx.awaits_frame(m);
         if c.rx.engaged() {
             let _ = c.rx.probe(m, port);
         }
-        if !due || closes && c.rx.ring_unread(m) > 0 || sys::now_ms() >= end {
+        if !due || closes && c.rx.ring_unread(m) > 0 {
+            return;
+        }
+        let now = sys::now_ms();
+        if now >= *until.get_or_insert(now + FRAME_MS) {
             return;
         }
         let _ = sys::poll_ms(-1, 0, 1);
@@ -150,7 +153,13 @@ fn on_node(c: &Conn, l: &Local, (group, m): (&LinkGroup, &Memory), how: i32) -> 
     let deaf = || {
         if c.rx.is_deaf(m) {
             let _g = lock::lock(&c.rx.lock);
-            take_frame(c, m, &Sock::leaving(l.fd.load(Relaxed), group), false);
+            take_frame(
+                c,
+                m,
+                &Sock::leaving(l.fd.load(Relaxed), group),
+                false,
+                &mut None,
+            );
         }
     };
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {

@@ -21,18 +21,33 @@ use lane::proto::reason::Reason;
 const LENT_MS: u64 = 2 * leave_ms(true);
 
 /// Gives both directions of a connection back to the kernel for good, before an operation that a lane cannot
-/// carry. False: the peer did not put its bytes back in time, and the connection was reset; or the peer is gone,
-/// nothing was reset, and a caller that only sets an option goes on.
-pub fn leave(i: u32, fd: i32, why: Reason) -> bool {
+/// carry. If the peer does not put its bytes back in time, the connection is reset. (If the peer is gone, nothing is
+/// reset for a caller that only sets an option.)
+pub fn leave(i: u32, fd: i32, why: Reason) {
     if table::is_other(fd) {
-        return true; // the number is another file now: no frame may go there
+        return; // the number is another file now: no frame may go there
     }
     let c = table::conn(i);
     table::disqualify(c, why);
     if why == Reason::Left {
         enter_inode(c, fd);
     }
-    come_down(Leaver::new(i, fd), why)
+    come_down(Leaver::new(i, fd), why);
+}
+
+/// The same for all connections that a call concerns: they leave together, and have one deadline. `each` names them
+/// whenever it is called, and a descriptor of each.
+pub fn leave_all(each: impl Fn(&mut dyn FnMut(u32, i32)), why: Reason) {
+    each(&mut |i, fd| set_off(i, fd, why));
+    await_all(|f| each(&mut |i, _| f(i)));
+}
+
+/// The first half of [`leave_all`], for one connection: it begins to leave.
+pub fn set_off(i: u32, fd: i32, why: Reason) {
+    if !table::is_other(fd) {
+        table::disqualify(table::conn(i), why);
+        start(Leaver::new(i, fd));
+    }
 }
 
 /// The same, but not for good: before this process closes a connection that other processes of the family go on
@@ -50,65 +65,105 @@ pub fn yield_lane(i: u32, fd: i32) -> bool {
 /// kernel. When no other process holds the connection any more, it may get a lane again, and its bytes are counted
 /// anew. The caller does this for all connections of the call, then calls [`all_left`].
 pub fn lend(i: u32, fd: i32) {
-    let (c, l) = (table::conn(i), table::local(i));
+    let c = table::conn(i);
     if table::is_other(fd) || c.state.load(Relaxed) == state::LISTEN {
         return;
     }
-    let who = Leaver::new(i, fd);
     table::lend(c);
+    start(Leaver::new(i, fd));
+}
+
+/// Begins, for who waits by [`await_all`].
+fn start(who: Leaver) {
+    let (c, l) = who.parts();
     // (If a thread that waits for it has been killed, nobody has cleared the word.)
     let (now, before) = (sys::now_ms(), l.lent_ms.load(Relaxed));
     if l.leaving.load(Relaxed) == 0 || now > before + LENT_MS {
         l.lent_ms.store(now, Relaxed);
     }
-    enter_inode(c, fd);
+    enter_inode(c, who.fd);
     begin(who);
     if step(who, Reason::Left, 0).is_none() {
         l.leaving.store(who.word(), Relaxed);
     }
 }
 
-/// Waits until the connections that were lent are on TCP: each for at most [`leave_ms`] since it was lent, whichever thread
-/// lent it. From now on they rest, as if they had all been lent just now.
+/// Waits until the connections that were lent are on TCP. From now on they rest, as if they had all been lent just now.
 pub fn all_left() {
-    let mut asked = Asked::new();
-    loop {
-        let due = asked.is_due();
-        let mut waits = None;
-        table::each_fd(|_, i, c| {
-            let l = table::local(i);
-            let word = l.leaving.load(Relaxed);
-            let Some(who) = Leaver::of(i, word) else {
-                return;
-            };
-            if table::is_vfork_child() && !table::is_same(who.fd, c) {
-                return; // a thread of its parent lends it, and waits for it
-            }
-            let waited = sys::now_ms().saturating_sub(l.lent_ms.load(Relaxed));
-            let left = step(who, Reason::Left, waited).is_some();
-            let late = waited > who.patience_ms() && asked.has_waited_enough();
-            match left || late {
-                true => _ = l.leaving.compare_exchange(word, 0, Relaxed, Relaxed),
-                false => waits = Some(who),
-            }
-            if !left && due {
-                asked.ask(i);
-            }
-            if !left && late {
-                who.reset(Reason::Stalled);
-            }
-        });
-        let Some(who) = waits else {
-            break;
-        };
-        await_peer(who.i, who.fd, asked.wait_ms());
-    }
+    await_all(|f| table::each_fd(|_, i, _| f(i)));
     let now = sys::now_ms();
     table::each_fd(|_, i, c| {
         if now < table::local(i).lent_ms.load(Relaxed) + LENT_MS {
             table::rests(c);
         }
     });
+}
+
+/// Waits until those of these connections that have begun to leave are on TCP: each for at most [`leave_ms`] since then,
+/// whichever thread began it.
+pub fn await_all(each: impl Fn(&mut dyn FnMut(u32))) {
+    rounds(|round| {
+        each(&mut |i| {
+            let (c, l) = (table::conn(i), table::local(i));
+            let word = l.leaving.load(Relaxed);
+            let Some(who) = Leaver::of(i, word) else {
+                return;
+            };
+            if table::is_vfork_child() && !table::is_same(who.fd, c) {
+                return; // a thread of its parent takes it off, and waits for it
+            }
+            let since = l.lent_ms.load(Relaxed);
+            if round.attempt(who, Reason::Left, since).is_some() {
+                let _ = l.leaving.compare_exchange(word, 0, Relaxed, Relaxed);
+            }
+        });
+    });
+}
+
+/// A round of attempts for all connections of a call.
+struct Round {
+    asked: Asked,
+    /// Is the daemon to be asked in this round? (Not decided before somebody has to wait.)
+    due: Option<bool>,
+    /// One that has to wait.
+    waits: Option<Leaver>,
+}
+
+impl Round {
+    /// One attempt of a call that began then. `None`: there has to be another one; otherwise as [`step`].
+    fn attempt(&mut self, who: Leaver, why: Reason, began: u64) -> Option<bool> {
+        let waited = sys::now_ms().saturating_sub(began);
+        let left = step(who, why, waited);
+        if left.is_some() {
+            return left;
+        }
+        if *self.due.get_or_insert_with(|| self.asked.is_due()) {
+            self.asked.ask(who.i);
+        }
+        if waited > who.patience_ms() && self.asked.has_waited_enough() {
+            who.reset(Reason::Stalled);
+            return Some(false);
+        }
+        self.waits = Some(who);
+        None
+    }
+}
+
+/// Makes attempts, one for each connection and round, until none of them has to wait.
+fn rounds(mut each: impl FnMut(&mut Round)) {
+    let mut round = Round {
+        asked: Asked::new(),
+        due: None,
+        waits: None,
+    };
+    loop {
+        round.due = None;
+        each(&mut round);
+        let Some(who) = round.waits.take() else {
+            return;
+        };
+        await_peer(who.i, who.fd, round.asked.wait_ms());
+    }
 }
 
 /// A connection that a call takes off its lane.
@@ -193,24 +248,17 @@ fn enter_inode(c: &Conn, fd: i32) {
     }
 }
 
+/// Takes one connection down. False: not all of it, as [`step`] says.
 fn come_down(who: Leaver, why: Reason) -> bool {
     let began = sys::now_ms();
     begin(who);
-    let mut asked = Asked::new();
-    loop {
-        let waited = sys::now_ms() - began;
-        if let Some(whole) = step(who, why, waited) {
-            return whole;
+    let mut whole = false;
+    rounds(|round| {
+        if let Some(is) = round.attempt(who, why, began) {
+            whole = is;
         }
-        if asked.is_due() {
-            asked.ask(who.i);
-        }
-        if waited > who.patience_ms() && asked.has_waited_enough() {
-            who.reset(Reason::Stalled);
-            return false;
-        }
-        await_peer(who.i, who.fd, asked.wait_ms());
-    }
+    });
+    whole
 }
 
 fn begin(who: Leaver) {
@@ -226,7 +274,8 @@ fn begin(who: Leaver) {
 }
 
 /// One attempt of a call that has waited for so many milliseconds. `None`: something has yet to happen at the peer, or to TCP's buffer.
-/// Otherwise the result of [`leave`].
+/// Otherwise: is it on TCP, whole? (If not, it was reset; or the peer is gone, nothing was reset, and a call that only sets an
+/// option goes on.)
 fn step(who: Leaver, why: Reason, waited: u64) -> Option<bool> {
     let (c, l) = who.parts();
     let Some((group, m)) = attached::of(c, l) else {

@@ -34,14 +34,43 @@ use lane::family::{flag, state, Conn};
 use lane::half::{tx, Memory};
 use lane::notify;
 use lane::prim::ticks;
+use lane::proto::reason::Reason;
 use libc::epoll_event;
 
 /// The set is polled itself, or nested in another set: its sockets stay on, or go back to, TCP.
 pub fn nest(i: u32) {
+    nest_all(|f| f(i));
+}
+
+/// The same for all sets that a call concerns. `each` names them whenever it is called.
+pub fn nest_all(each: impl Fn(&mut dyn FnMut(u32))) {
+    let mut any = false;
+    each(&mut |i| any |= refuse(i));
+    if !any {
+        return;
+    }
+    let lanes = |f: &mut dyn FnMut(u32, i32)| {
+        table::each(|k, c| {
+            if unservable(k) && c.flags.load(Relaxed) & flag::LANE != 0 {
+                f(k, table::local(k).fd.load(Relaxed));
+            }
+        });
+    };
+    promotion::leave_all(lanes, Reason::EpollShared);
+    each(&mut |i| {
+        let s = set_at(i);
+        if let Some(_g) = lock::lock(&s.lock) {
+            retire(s);
+        }
+    });
+}
+
+/// From now on no connection in the set gets a lane. False: that was so before.
+fn refuse(i: u32) -> bool {
     let s = set_at(i);
     adopted(i, s);
     if s.disqualified.load(Relaxed) != 0 {
-        return;
+        return false;
     }
     // Under the lock: a thread that attaches a lane stores the lane first, then takes this lock (`activate`) and sees
     // `disqualified`.
@@ -53,18 +82,7 @@ pub fn nest(i: u32) {
         // A program that watches the set from outside must not take the daemon's messages for events.
         let _ = sys::epoll_ctl(inner, libc::EPOLL_CTL_DEL, daemon::fd(), 0, 0);
     }
-    table::each(|k, c| {
-        if unservable(k) && c.flags.load(Relaxed) & flag::LANE != 0 {
-            promotion::leave(
-                k,
-                table::local(k).fd.load(Relaxed),
-                lane::proto::reason::Reason::EpollShared,
-            );
-        }
-    });
-    if let Some(_g) = lock::lock(&s.lock) {
-        retire(s);
-    }
+    true
 }
 
 /// A wait on a set begins.

@@ -46,7 +46,8 @@ pub fn daemons_killed_before_the_end(lab: &mut Lab) -> Result<()> {
 /// Connections and processes come and go; what the daemons hold afterwards is what they held before.
 pub fn nothing_is_left_over(lab: &mut Lab) -> Result<()> {
     let c = Cluster::start(lab)?;
-    // Links between nodes and what daemons load once may stay.
+    c.expect_resets(); // (where programs are killed)
+                       // Links between nodes and what daemons load once may stay.
     new_ones_are_promoted(lab, &c)?;
     let before = [c.idle(lab, 0)?, c.idle(lab, 1)?];
     for round in 0..3 {

@@ -107,6 +107,7 @@ impl Pair {
 
 pub fn programs_fork_and_end(lab: &mut Lab) -> Result<()> {
     let c = Cluster::start(lab)?;
+    c.expect_resets(); // (where the child is killed)
     super::new_ones_are_promoted(lab, &c)?;
     let before = [c.idle(lab, 0)?, c.idle(lab, 1)?];
     for how in [Child::Goes, Child::Dies, Child::DiesIdle, Child::Elsewhere] {

@@ -12,6 +12,7 @@ use underpass_tests::lab::Lab;
 /// the surviving node suffers, and nothing of the dead one stays with it.
 pub fn a_node_gone_under_load(lab: &mut Lab) -> Result<()> {
     let mut c = Cluster::start(lab)?;
+    c.expect_resets(); // (of connections with the node that is gone)
     new_ones_are_promoted(lab, &c)?;
     let before = c.idle(lab, 0)?;
     let mut load = Load::start(lab, &c)?;

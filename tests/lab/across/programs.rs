@@ -78,6 +78,7 @@ pub fn programs_end(lab: &mut Lab) -> Result<()> {
 /// Killed in the middle, whether or not it was sent to.
 pub fn programs_killed_under_load(lab: &mut Lab) -> Result<()> {
     let c = Cluster::start(lab)?;
+    c.expect_resets();
     let plans = [
         Plan::one_way(EACH, u64::MAX, Last::Shutdown, c.eager()).rate(4 * RATE),
         Plan::endless(EACH, 2 * RATE, c.eager()),
@@ -115,6 +116,7 @@ pub fn programs_killed_under_load(lab: &mut Lab) -> Result<()> {
 /// sleep without any further call.
 pub fn programs_end_with_rails_cut(lab: &mut Lab) -> Result<()> {
     let c = Cluster::start(lab)?;
+    c.expect_resets(); // (what is on its way may be lost with those who sent it)
     let mut asleep = at_the_gate(lab, &c, Last::Sleep, "/run/cut-end", "")?;
     let ended = [
         at_the_gate(lab, &c, Last::Exit, "/run/cut-end", "")?,
@@ -135,6 +137,7 @@ pub fn programs_end_with_rails_cut(lab: &mut Lab) -> Result<()> {
 /// Asleep since a second when the rails are cut, with the bytes read and unread.
 pub fn rails_cut_under_sleepers(lab: &mut Lab) -> Result<()> {
     let c = Cluster::start(lab)?;
+    c.expect_resets(); // (the sleepers are killed)
     let mut read = at_the_gate(lab, &c, Last::Sleep, "/run/asleep-end", "")?;
     let mut unread = at_the_gate(lab, &c, Last::Sleep, "/run/asleep-end", "/run/asleep-read")?;
     lab.node(1).guest()?.touch("/run/asleep-end")?;

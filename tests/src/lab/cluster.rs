@@ -10,6 +10,8 @@ use anyhow::{ensure, Context, Result};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
 use underpass_admin::{PeerState, Request, Response, Row};
@@ -23,10 +25,23 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// as long as in the kernel.
 const ORPHANS: Duration = Duration::from_secs(150);
 
-/// Daemons by node. Dropping it kills them.
+/// Daemons by node. Dropping it kills them; if connections were reset and none was to be, that is a [`complaint`].
 pub struct Cluster {
     members: Vec<Member>,
     certs: TempDir,
+    /// Connections that shims have reset, as daemons said that were killed since.
+    resets: u64,
+    /// Is there a peer here beside whom a connection cannot always be kept?
+    hostile: AtomicBool,
+}
+
+/// What the clusters that are gone complain about. (A drop that panics would hide what the test itself says, and what ran.)
+static COMPLAINT: Mutex<Option<String>> = Mutex::new(None);
+
+/// Did a cluster end with unexpected resets since this was asked last?
+pub fn complaint() -> Option<String> {
+    let mut told = COMPLAINT.lock().unwrap_or_else(PoisonError::into_inner);
+    told.take()
 }
 
 struct Member {
@@ -61,7 +76,12 @@ impl Cluster {
                 daemon: None,
             });
         }
-        let c = Cluster { members, certs };
+        let c = Cluster {
+            members,
+            certs,
+            resets: 0,
+            hostile: AtomicBool::new(false),
+        };
         (0..lab.nodes()).try_for_each(|n| c.install(lab, n))?;
         Ok(c)
     }
@@ -73,8 +93,8 @@ impl Cluster {
 
     /// Starts a node's daemon (again), in the same runtime directory, and waits until it answers.
     pub fn start_daemon(&mut self, lab: &Lab, n: usize) -> Result<()> {
+        self.kill_daemon(n);
         let (node, m) = (lab.node(n), &mut self.members[n]);
-        m.daemon = None;
         let dir = run_dir(n);
         let args = format!("--config {}", config(n));
         m.daemon = Some(Daemon::start_in(node, m.build, &dir, &args)?);
@@ -89,7 +109,14 @@ impl Cluster {
 
     /// `SIGKILL`; it is gone when this returns.
     pub fn kill_daemon(&mut self, n: usize) {
-        self.members[n].daemon = None;
+        let killed = self.members[n].daemon.take();
+        self.resets += killed.map_or(0, |d| resets_of(&d));
+    }
+
+    /// A program or a node here is killed, or a peer cannot do its part: connections may be reset. Otherwise a test with a
+    /// reset has failed, whatever it looked at.
+    pub fn expect_resets(&self) {
+        self.hostile.store(true, Relaxed); // (this thread reads it)
     }
 
     pub fn daemon(&self, n: usize) -> Result<&Daemon> {
@@ -346,6 +373,22 @@ impl Cluster {
         }
         Ok(())
     }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let resets = self.resets + self.daemons().map(resets_of).sum::<u64>();
+        if resets > 0 && !self.hostile.load(Relaxed) {
+            let picture = self.picture();
+            let told = format!("{resets} connections were reset, and nobody was killed\n{picture}");
+            *COMPLAINT.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
+        }
+    }
+}
+
+/// Connections that shims have reset, if the daemon can answer.
+fn resets_of(d: &Daemon) -> u64 {
+    d.stats().map_or(0, |s| s.resets)
 }
 
 /// A daemon's connections to or from this port.

@@ -130,10 +130,10 @@ impl RxState {
         }
     }
 
-    /// On one node, for an end that will take no more bytes and has announced that: is a frame, or what follows it,
-    /// on its way? The kernel would answer it with a reset.
+    /// On one node, for an end that will take no more bytes, and has announced that or taken all there are: is a frame, or what
+    /// follows it, on its way? The kernel would answer it with a reset.
     pub fn awaits_frame(&self, m: &Memory) -> bool {
-        fence(SeqCst); // SYNC deaf: see `TxState::down`
+        fence(SeqCst); // SYNC deaf, SYNC taken: see `TxState::down`
         !m.is_remote() && self.phase(m) == tx::DOWNING
     }
 

@@ -230,6 +230,8 @@ impl TxState {
                 return Ok(step);
             }
         }
+        // SYNC taken: the same for a receiver that takes the last bytes and then exits: it waits for our frame, or we see that it
+        // has everything.
         let cursor = self.refresh(m)?;
         let rest = self.head.load(Relaxed) - cursor;
         if rest == 0 && !m.is_remote() {
