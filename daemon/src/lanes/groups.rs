@@ -69,7 +69,7 @@ pub struct Violation(pub &'static str);
 
 /// Why no lane was made.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Refused {
+pub(crate) enum Refused {
     /// The limit of the cgroup of this end (0 or 1 of the two given) is reached.
     Limit(usize),
     Memory,

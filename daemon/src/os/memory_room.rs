@@ -420,11 +420,6 @@ mod tests {
             assert!(!t.gets(1, ms));
         }
         assert_eq!(t.looks, 1);
-        t.limit("max\n".into());
-        assert!(
-            !t.gets(1, 1000),
-            "for the look it was read anew, at this time"
-        );
     }
 
     /// What is granted after a look counts until the next one, whoever of the tenant gets it.
