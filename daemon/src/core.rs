@@ -181,7 +181,7 @@ impl<V: Provider> Core<V> {
         let cgroups = Cgroups::new(config.limits());
         let began = tables::Began::now(&*system);
         let mut rooms = Rooms::here();
-        let own = memory::Own::of(&mut rooms);
+        let own = memory::Own::here(&mut rooms);
         Core {
             system,
             peers,

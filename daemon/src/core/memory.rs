@@ -21,12 +21,14 @@ pub(super) struct Own {
 }
 
 impl Own {
-    pub(super) fn of(rooms: &mut Rooms) -> Own {
+    pub(super) fn here(rooms: &mut Rooms) -> Own {
         let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        Own {
-            room: rooms.of(&cgroups),
-            granted: Cell::new(0),
-        }
+        Own::of(rooms.of(&cgroups))
+    }
+
+    fn of(room: Rc<Room>) -> Own {
+        let granted = Cell::new(0);
+        Own { room, granted }
     }
 
     fn takes(&self, bytes: u64, now: Duration) -> bool {
@@ -118,5 +120,34 @@ impl<V: Provider> Core<V> {
             self.groups.starve(group, side);
         }
         fits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// What was granted and does not show yet counts; after a second it shows.
+    #[test]
+    fn the_daemons_own_cgroup() {
+        let dir = tempfile::tempdir().unwrap();
+        let used = |n: u64| {
+            let file = dir.path().join("memory.current");
+            std::fs::write(file, format!("{}\n", n * MIB)).unwrap();
+        };
+        let max = dir.path().join("memory.max");
+        std::fs::write(&max, format!("{}\n", 64 * MIB)).unwrap(); // 8 of that are left
+        used(48);
+        let own = Own::of(Rooms::at(dir.path()).of("0::/\n"));
+        let takes = |ms| own.takes(4 * MIB, Duration::from_millis(ms));
+        assert!(takes(0) && takes(200) && !takes(400));
+        used(56);
+        assert!(!takes(2000));
+        used(52);
+        assert!(takes(4000) && !takes(4200));
+        std::fs::write(max, "max\n").unwrap();
+        assert!(takes(4400));
     }
 }

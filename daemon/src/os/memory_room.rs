@@ -216,6 +216,20 @@ impl Rooms {
         }
     }
 
+    /// Of version 2, as if it were mounted here.
+    #[cfg(test)]
+    pub(crate) fn at(top: &Path) -> Rooms {
+        let hierarchy = Some(Hierarchy {
+            top: top.to_owned(),
+            root: String::new(),
+            version: Version::Two,
+        });
+        Rooms {
+            hierarchy,
+            all: HashMap::new(),
+        }
+    }
+
     /// That of a process of which `/proc/PID/cgroup` says this.
     pub(crate) fn of(&mut self, cgroups: &str) -> Rc<Room> {
         let levels = self.hierarchy.as_ref().map(|h| h.levels(cgroups));
@@ -245,18 +259,6 @@ mod tests {
         std::fs::create_dir_all(dir).unwrap();
         for (name, text) in files {
             std::fs::write(dir.join(name), text).unwrap();
-        }
-    }
-
-    fn rooms(top: &Path, version: Version) -> Rooms {
-        let hierarchy = Some(Hierarchy {
-            top: top.to_owned(),
-            root: String::new(),
-            version,
-        });
-        Rooms {
-            hierarchy,
-            all: HashMap::new(),
         }
     }
 
@@ -292,7 +294,7 @@ mod tests {
             ],
         );
         write(&container, &[("memory.max", "max\n".into())]);
-        let mut all = rooms(dir.path(), Version::Two);
+        let mut all = Rooms::at(dir.path());
         let room = all.of("0::/../pod/c\n");
         assert_eq!(room.read(), Some(100 * MIB));
         assert!(Rc::ptr_eq(&room, &all.of("7:cpu:/x\n0::/pod/c\n")));
@@ -319,7 +321,8 @@ mod tests {
         write(dir.path(), &files(u64::MAX >> 1 & !4095, 1 << 40));
         let a = dir.path().join("a");
         write(&a, &files(64 * MIB, 60 * MIB));
-        let mut all = rooms(dir.path(), Version::One);
+        let mut all = Rooms::at(dir.path());
+        all.hierarchy.as_mut().unwrap().version = Version::One;
         let room = all.of("4:memory:/a\n0::/b\n");
         assert_eq!(room.read(), Some(0));
         write(
@@ -339,12 +342,14 @@ mod tests {
         touched: u64,
         other: u64,
         looks: u32,
+        /// That it uses so much, its cgroup says.
+        written: Option<u64>,
     }
 
     impl Tenant {
         fn new(limit: u64, other: u64) -> Tenant {
             let dir = tempfile::tempdir().unwrap();
-            let room = rooms(dir.path(), Version::Two).of("0::/\n");
+            let room = Rooms::at(dir.path()).of("0::/\n");
             let t = Tenant {
                 dir,
                 room,
@@ -353,6 +358,7 @@ mod tests {
                 touched: 0,
                 other,
                 looks: 0,
+                written: None,
             };
             t.limit(format!("{limit}\n"));
             t
@@ -368,8 +374,10 @@ mod tests {
 
         /// It wants so much more, at this time in ms.
         fn gets(&mut self, bytes: u64, ms: u64) -> bool {
-            let used = format!("{}\n", self.used());
-            write(self.dir.path(), &[("memory.current", used)]);
+            if self.written.replace(self.used()) != Some(self.used()) {
+                let used = format!("{}\n", self.used());
+                write(self.dir.path(), &[("memory.current", used)]);
+            }
             let untouched = self.held - self.touched;
             let granted = Granted {
                 held: self.held,
@@ -409,6 +417,16 @@ mod tests {
         assert!(!t.gets(1, 70_000));
         t.limit("max\n".into());
         assert!(t.gets(1 << 50, 71_000));
+    }
+
+    /// What is touched after the limit was read and before somebody looks is not forgotten.
+    #[test]
+    fn touched_before_the_look() {
+        let mut t = Tenant::new(64 * MIB, 6 * MIB);
+        assert!(t.gets(40 * MIB, 0));
+        t.touched = 40 * MIB;
+        assert!(!t.gets(20 * MIB, 50), "10 MiB are left");
+        assert!(t.gets(10 * MIB, 60) && !t.gets(1, 70));
     }
 
     /// The limit is read ten times a second at most, and files are asked once a second at most.
@@ -451,7 +469,9 @@ mod tests {
             for lane in 0..300 {
                 chunks += u64::from(t.gets(CHUNK, second * 1000 + lane * 3));
                 // Some fill what they have, some do not.
-                t.touched = (t.touched + lane * 1000).min(t.held);
+                if lane % 50 == 0 {
+                    t.touched = (t.touched + lane * 30_000).min(t.held);
+                }
                 assert!(t.used() + (t.held - t.touched) <= limit - limit / 8);
             }
         }
