@@ -109,6 +109,7 @@ pub struct Core<V: Provider = Ibv> {
     pub groups: LinkGroups,
     pub cgroups: Cgroups,
     rooms: Rooms,
+    own: memory::Own,
     pub events: Events,
     pub counters: Counters,
     next_client: u64,
@@ -179,6 +180,8 @@ impl<V: Provider> Core<V> {
         });
         let cgroups = Cgroups::new(config.limits());
         let began = tables::Began::now(&*system);
+        let mut rooms = Rooms::here();
+        let own = memory::Own::here(&mut rooms);
         Core {
             system,
             peers,
@@ -187,7 +190,8 @@ impl<V: Provider> Core<V> {
             effects: remote::Effects::default(),
             remote_cgroup: limits::remote(&cgroups.refused),
             cgroups,
-            rooms: Rooms::here(),
+            rooms,
+            own,
             config,
             proof,
             incarnation,
@@ -483,7 +487,7 @@ impl<V: Provider> Core<V> {
                 sender,
             } => self.take_over(id, (group, lane), (side, sender))?,
             ToDaemon::Moved { table_bytes } => self.moved(id, fds, table_bytes)?,
-            ToDaemon::WantChunk { group, .. } if !self.may_grow(id, group) => {}
+            ToDaemon::WantChunk { group, side } if !self.may_grow(id, (group, side)) => {}
             ToDaemon::WantChunk { group, side } => {
                 self.groups.want_chunk(id, group, side, &mut out)?
             }

@@ -2,7 +2,6 @@
 
 mod common;
 use common::*;
-use lane::abi::{CHUNK_BYTES, CONTROL_BYTES};
 use lane::family::TABLE_BYTES;
 use lane::proto::msg::{ToDaemon, ToShim};
 use lane::proto::reason::Reason;
@@ -148,7 +147,7 @@ fn areas_are_sealed_for_the_other_client() {
     let (sa, sb) = (&a.sides[&(x.group, x.side)], &b.sides[&(y.group, y.side)]);
     let (fd, map) = &sb.peer[&0];
     let (_, own) = &sa.own[&0];
-    for at in [4000, CONTROL_BYTES + CHUNK_BYTES - 1] {
+    for at in [4000, own.bytes() - 1] {
         own.byte(at).store(77, Relaxed);
         assert_eq!(map.byte(at).load(Relaxed), 77, "it is the same memory");
         assert_eq!(

@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use lane::abi::{takeover, Loc, CHUNK_BYTES, CONTROL_BYTES};
+use lane::abi::{takeover, Loc};
 use lane::family::flag;
 use lane::half::tx::mode;
 use lane::half::{Area, Iov, Memory, Port, Sent};
@@ -88,7 +88,7 @@ impl Pair {
             let first = &s.sides[&(l.group, l.side)].own[&0].1;
             let at = std::ptr::from_ref(first.control()).cast_mut().cast();
             // SAFETY: mapped for that many bytes, page-aligned, and longer than the area is used.
-            unsafe { area.set_first(at, CONTROL_BYTES + CHUNK_BYTES) };
+            unsafe { area.set_first(at, first.bytes()) };
             area
         });
         let [m, n] = [(0, 1), (1, 0)]

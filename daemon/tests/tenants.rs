@@ -2,6 +2,7 @@
 
 mod common;
 use common::*;
+use lane::abi::CONTROL_BYTES;
 use lane::proto::msg::{ToDaemon, ToShim};
 use lane::proto::reason::Reason;
 use std::io::{Read, Write};
@@ -398,4 +399,59 @@ fn a_full_memory_cgroup_gets_no_lanes() {
     });
     pair(&mut one, &mut other);
     assert_eq!((shown.refusals("room"), shown.hostile()), (4, 0));
+}
+
+/// A tenant whose memory is limited gets little at a time, and more only if there is room when all of it is used; the other
+/// end of its lanes gets what it would get anyway.
+#[test]
+fn a_limited_tenant_gets_little_at_a_time() {
+    let shown = Shown::start("");
+    let d = &shown.daemon;
+    let Some(tenant) = Dialer::start(&d.dir) else {
+        return skip();
+    };
+    tenant.stranger.limit(Some(1 << 30));
+    let (mut one, mut other) = (tenant.shim(), Shim::new(&d.dir));
+    let (lane, peers) = pair(&mut one, &mut other);
+    let (group, side) = (lane.group, lane.side);
+    let first = |s: &Shim, side| s.sides[&(group, side)].own[&0].1.bytes();
+    let small = CONTROL_BYTES + (256 << 10);
+    assert_eq!(first(&one, side), small);
+    assert!(first(&other, peers.side) >= small);
+    // Beside what it uses and what is left for everything else there is room for one chunk, and not for two.
+    let (kept, chunk, more) = (4 << 20, 4 << 20, 1 << 20);
+    let used = tenant.stranger.used() + small as u64;
+    tenant.stranger.limit(Some(kept + used + chunk + more));
+    std::thread::sleep(Duration::from_millis(200)); // it is read ten times a second
+    one.say(ToDaemon::WantChunk { group, side }, &[]);
+    let bytes = one.until("a chunk", |m| match m {
+        ToShim::Chunk { bytes, .. } => Some(*bytes),
+        _ => None,
+    });
+    assert_eq!(bytes, chunk);
+    one_is_shared(&mut one, &mut other);
+    // It has touched nothing of that, however often somebody looks.
+    for n in 1..=3 {
+        std::thread::sleep(Duration::from_millis(600));
+        one.say(ToDaemon::WantChunk { group, side }, &[]);
+        served(d, 1);
+        assert_eq!(shown.refusals("room"), n);
+    }
+    tenant.stranger.limit(Some(1 << 30));
+    std::thread::sleep(Duration::from_millis(200));
+    one.say(ToDaemon::WantChunk { group, side }, &[]);
+    one.until("another", |m| {
+        matches!(m, ToShim::Chunk { chunk: 3, .. }).then_some(())
+    });
+    assert_eq!((shown.refusals("room"), shown.hostile()), (3, 0));
+}
+
+/// A chunk of the first has been mapped by both.
+fn one_is_shared(one: &mut Shim, other: &mut Shim) {
+    other.until("it", |m| {
+        matches!(m, ToShim::PeerChunk { chunk: 2, .. }).then_some(())
+    });
+    one.until("it is mapped", |m| {
+        matches!(m, ToShim::ChunkReady { .. }).then_some(())
+    });
 }

@@ -5,6 +5,8 @@
 //! here decides that a connection was promoted: that is read from the daemon, and callers assert it.
 
 pub mod c;
+#[path = "../../daemon/tests/common/cgroup.rs"]
+pub mod cgroup;
 pub mod containerd;
 pub mod daemon;
 pub mod departures;

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use underpass_tests::harness::peers::Echo;
 use underpass_tests::harness::redis::{Load, Redis};
+use underpass_tests::harness::web::http;
 use underpass_tests::harness::{
     free_port, paths, until, Daemon, Place, Program, Running, PATIENCE,
 };
@@ -32,26 +33,6 @@ const FROM_FILE: [&str; 6] = [
     "underpass_containers",
     "node_infiniband_",
 ];
-
-/// One answer over HTTP.
-fn http(port: u16, method: &str, path: &str, body: &str) -> Result<String> {
-    let mut s = TcpStream::connect(("127.0.0.1", port))?;
-    s.set_read_timeout(Some(LIMIT))?;
-    write!(
-        s,
-        "{method} {path} HTTP/1.0\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\n\
-         Content-Length: {}\r\n\r\n{body}",
-        body.len()
-    )?;
-    let mut all = String::new();
-    s.read_to_string(&mut all)?;
-    let (head, body) = all.split_once("\r\n\r\n").context("no answer")?;
-    ensure!(
-        head.contains(" 200 ") || head.contains(" 400 "),
-        "{path}: {all}"
-    );
-    Ok(body.to_owned())
-}
 
 /// Shows a file as metrics, when it is told to.
 fn serve_file(open: Arc<AtomicBool>) -> Result<u16> {

@@ -91,6 +91,8 @@ pub struct Cgroup {
     limits: Limits,
     lanes: AtomicU32,
     memory: AtomicU64,
+    /// All that it was ever granted of that; it may wrap.
+    granted: AtomicU64,
     pinned: AtomicU64,
     clients: AtomicU32,
     kept: AtomicU32,
@@ -151,6 +153,9 @@ impl Cgroup {
         if !held {
             self.give_memory(bytes, false);
         }
+        if held {
+            self.granted.fetch_add(bytes, Relaxed);
+        }
         held
     }
 
@@ -162,9 +167,13 @@ impl Cgroup {
         }
     }
 
-    #[cfg(test)]
     pub fn memory_taken(&self) -> u64 {
         self.memory.load(Relaxed)
+    }
+
+    /// All that was ever granted. It only grows, and may wrap.
+    pub fn memory_granted(&self) -> u64 {
+        self.granted.load(Relaxed)
     }
 
     /// May another client of this cgroup connect? Counted until the guard is dropped.
@@ -341,6 +350,7 @@ impl Cgroups {
             limits: self.limits,
             lanes: AtomicU32::new(0),
             memory: AtomicU64::new(0),
+            granted: AtomicU64::new(0),
             pinned: AtomicU64::new(0),
             clients: AtomicU32::new(0),
             kept: AtomicU32::new(0),

@@ -274,18 +274,19 @@ impl<V: Provider> Core<V> {
         let (Some(a), Some(b)) = (cgroup(&ends[0]), cgroup(&ends[1])) else {
             return;
         };
-        for at in 0..2 {
-            if !self.may_have_lane(ends[at].client, ends[1 - at].client) {
+        let sizes = match self.may_have_lane(ends.map(|e| e.client)) {
+            Ok(sizes) => sizes,
+            Err(at) => {
                 let (own, other) = (Reason::Memory, Reason::PeerDeclined);
                 self.decline(ends[at], own, other, RETRY_TROUBLE_MS);
                 self.decline(ends[1 - at], other, own, RETRY_TROUBLE_MS);
                 return self.busy_changed();
             }
-        }
-        let mut out = Out::default();
+        };
+        let (mut out, of) = (Out::default(), [(&a, sizes[0]), (&b, sizes[1])]);
         match self
             .groups
-            .connect(ends, [&a, &b], self.system.random(), &mut out)
+            .connect(ends, of, self.system.random(), &mut out)
         {
             Ok((id, slot, _)) => {
                 for (e, known) in ends.into_iter().zip(known) {

@@ -78,6 +78,12 @@ impl<V: Provider> Core<V> {
     }
 
     fn effect(&mut self, e: Effect) {
+        if let Effect::WantChunk { group } = e {
+            let own = self.groups.remote_client(group);
+            if own.is_some_and(|id| !self.may_grow(id, (group, REMOTE))) {
+                return;
+            }
+        }
         let mut out = Out::default();
         let groups = &mut self.groups;
         // A link group may be gone already, because its last messages crossed ours: then `as_remote` does nothing.
@@ -193,14 +199,14 @@ impl<V: Provider> Core<V> {
         };
         let ends = [p.who, other];
         let mut out = Out::default();
-        let made = match self.may_have_lane(p.who.client, remote) {
-            true => self.groups.connect(
+        let made = match self.may_have_lane([p.who.client, remote]) {
+            Ok(sizes) => self.groups.connect(
                 ends,
-                [&cgroup, &self.remote_cgroup],
+                [(&cgroup, sizes[0]), (&self.remote_cgroup, sizes[1])],
                 self.system.random(),
                 &mut out,
             ),
-            false => Err(Refused::Memory),
+            Err(_) => Err(Refused::Memory),
         };
         match made {
             Ok((group, slot, uses)) => {

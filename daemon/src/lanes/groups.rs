@@ -13,7 +13,8 @@ mod growth;
 mod lanes;
 mod takeover;
 
-use self::area::{first_bytes, make_areas, Chunk, Stage};
+pub(crate) use self::area::Size;
+use self::area::{make_areas, Chunk, Stage};
 pub(crate) use self::captured::LaneFiles;
 use self::growth::{ready, share};
 use self::lanes::offer;
@@ -68,7 +69,7 @@ pub struct Violation(pub &'static str);
 
 /// Why no lane was made.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Refused {
+pub(crate) enum Refused {
     /// The limit of the cgroup of this end (0 or 1 of the two given) is reached.
     Limit(usize),
     Memory,
@@ -80,6 +81,9 @@ struct Side {
     cgroup: Arc<Cgroup>,
     /// The cgroup that the memory counts against: on a remote link group, that of the process for both sides.
     payer: Arc<Cgroup>,
+    size: Size,
+    /// It was refused a chunk since it got one: there may be no memory for another ring.
+    starved: bool,
     /// Chunks 0 and 1, in one file.
     first: Chunk,
     /// The further ones, from chunk 2 on.
@@ -216,11 +220,6 @@ impl LinkGroups {
         }
     }
 
-    /// Is there a link group of these two?
-    pub(crate) fn are_linked(&self, a: ClientId, b: ClientId) -> bool {
-        self.by_pair.contains_key(&(a.min(b), a.max(b)))
-    }
-
     /// Lanes in use.
     pub fn lanes(&self) -> u64 {
         self.lanes
@@ -244,25 +243,26 @@ impl LinkGroups {
     fn create(
         &mut self,
         pair: (ClientId, ClientId),
-        cgroups: [&Arc<Cgroup>; 2],
+        (cgroups, sizes): ([&Arc<Cgroup>; 2], [Size; 2]),
         out: &mut Out,
     ) -> Result<u64, Refused> {
         let id = u64::from(self.incarnation) << 32 | u64::from(self.next);
         let remote = pair.1.is_remote();
         let payers = [cgroups[0], cgroups[usize::from(!remote)]];
-        let area = first_bytes(remote) as u64;
+        let bytes = sizes.map(|s| s.first_bytes() as u64);
         for side in 0..2 {
-            if !payers[side].take_memory(area, remote) {
+            if !payers[side].take_memory(bytes[side], remote) {
                 if side == 1 {
-                    payers[0].give_memory(area, remote);
+                    payers[0].give_memory(bytes[0], remote);
                 }
                 return Err(Refused::Limit(if remote { 0 } else { side }));
             }
         }
-        match make_areas(id, remote, self.clock.now()) {
+        match make_areas(id, sizes, self.clock.now()) {
             Err(e) => {
                 tracing::warn!(group = %format_args!("{id:#x}"), "no memory for a link group: {e}");
-                payers.iter().for_each(|g| g.give_memory(area, remote));
+                let all = payers.iter().zip(bytes);
+                all.for_each(|(g, n)| g.give_memory(n, remote));
                 Err(Refused::Memory)
             }
             Ok((bells, areas)) => {
@@ -277,6 +277,8 @@ impl LinkGroups {
                         client: clients[side],
                         cgroup: cgroups[side].clone(),
                         payer: payers[side].clone(),
+                        size: sizes[side],
+                        starved: false,
                         first,
                         more: Vec::new(),
                     };
@@ -288,7 +290,7 @@ impl LinkGroups {
                     let msg = ToShim::GroupNew {
                         group: id,
                         side: num::tiny(side),
-                        bytes: area,
+                        bytes: s.first.bytes,
                         remote: u8::from(remote),
                     };
                     out.send(s.client, msg, fds);

@@ -1,6 +1,7 @@
 //! How much more memory a process may have made charged to it before its memory cgroup is full, or one above that.
 //!
 //! Rings are charged to who writes them. A pod that gets lanes until its limit is reached would be killed because of them.
+//! What was granted is charged when it is touched, which may be much later: until then it is promised.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -8,8 +9,10 @@ use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-/// For so long what was read is believed; what was granted since then is counted instead.
+/// For so long what was read is believed.
 const FRESH: Duration = Duration::from_millis(100);
+/// For so long it is believed how much of what was granted is not touched yet: to find out, each file is asked.
+const LOOK: Duration = Duration::from_secs(1);
 /// A limit at least so large is none (version 1 says "none" by a number near the largest).
 const NONE: u64 = 1 << 60;
 
@@ -114,29 +117,81 @@ impl Hierarchy {
     }
 }
 
+/// What a tenant has been granted, in bytes.
+pub(crate) struct Granted<F> {
+    /// All that it has now, touched or not.
+    pub held: u64,
+    /// All that it ever got: this only grows, and may wrap.
+    pub ever: u64,
+    /// Finds out how much of it is not touched yet.
+    pub untouched: F,
+}
+
+/// What was found out about that.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    at: Duration,
+    untouched: u64,
+    ever: u64,
+}
+
 /// Of a process's cgroup.
 #[derive(Debug)]
 pub(crate) struct Room {
     hierarchy: Option<Hierarchy>,
     levels: Vec<PathBuf>,
-    /// When it was read, and what was left then and was not granted since. `None`: there is no limit.
+    /// When it was read, and what was left then. `None`: there is no limit.
     last: Cell<Option<(Duration, Option<u64>)>>,
+    look: Cell<Option<Look>>,
 }
 
 impl Room {
-    /// Is there room for so many bytes more? Then they count as used until it is read again.
-    pub(crate) fn take(&self, bytes: u64, now: Duration) -> bool {
+    /// Is there room for so many bytes more, although all that was granted may be touched at any time? (Whoever is told yes
+    /// grants them.)
+    pub(crate) fn has(
+        &self,
+        bytes: u64,
+        now: Duration,
+        granted: Granted<impl FnOnce() -> u64>,
+    ) -> bool {
+        let Some(left) = self.left(now) else {
+            return true;
+        };
+        if granted.held.saturating_add(bytes) <= left {
+            return true; // even if nothing of it is touched
+        }
+        let look = self.look.get();
+        let look = look.filter(|l| now.saturating_sub(l.at) < LOOK);
+        let look = look.unwrap_or_else(|| {
+            let untouched = (granted.untouched)();
+            // What is touched in between counts twice rather than not at all.
+            self.last.set(None);
+            Look {
+                at: now,
+                untouched,
+                ever: granted.ever,
+            }
+        });
+        self.look.set(Some(look));
+        // What was touched since then counts twice: what is left is less by that. What was given back since then as well.
+        let promised = look
+            .untouched
+            .saturating_add(granted.ever.wrapping_sub(look.ever));
+        let left = self.left(now);
+        left.is_none_or(|n| promised.saturating_add(bytes) <= n)
+    }
+
+    pub(crate) fn is_limited(&self, now: Duration) -> bool {
+        self.left(now).is_some()
+    }
+
+    /// What is left.
+    fn left(&self, now: Duration) -> Option<u64> {
         let last = self.last.get();
         let last = last.filter(|(at, _)| now.saturating_sub(*at) < FRESH);
         let (at, left) = last.unwrap_or_else(|| (now, self.read()));
-        let rest = left.map(|n| n.checked_sub(bytes));
-        let (fits, left) = match rest {
-            None => (true, None),
-            Some(Some(rest)) => (true, Some(rest)),
-            Some(None) => (false, left),
-        };
         self.last.set(Some((at, left)));
-        fits
+        left
     }
 
     fn read(&self) -> Option<u64> {
@@ -161,6 +216,20 @@ impl Rooms {
         }
     }
 
+    /// Of version 2, as if it were mounted here.
+    #[cfg(test)]
+    pub(crate) fn at(top: &Path) -> Rooms {
+        let hierarchy = Some(Hierarchy {
+            top: top.to_owned(),
+            root: String::new(),
+            version: Version::Two,
+        });
+        Rooms {
+            hierarchy,
+            all: HashMap::new(),
+        }
+    }
+
     /// That of a process of which `/proc/PID/cgroup` says this.
     pub(crate) fn of(&mut self, cgroups: &str) -> Rc<Room> {
         let levels = self.hierarchy.as_ref().map(|h| h.levels(cgroups));
@@ -173,6 +242,7 @@ impl Rooms {
             hierarchy: self.hierarchy.clone(),
             levels: levels.clone(),
             last: Cell::default(),
+            look: Cell::default(),
         });
         self.all.insert(levels, Rc::downgrade(&room));
         room
@@ -189,18 +259,6 @@ mod tests {
         std::fs::create_dir_all(dir).unwrap();
         for (name, text) in files {
             std::fs::write(dir.join(name), text).unwrap();
-        }
-    }
-
-    fn rooms(top: &Path, version: Version) -> Rooms {
-        let hierarchy = Some(Hierarchy {
-            top: top.to_owned(),
-            root: String::new(),
-            version,
-        });
-        Rooms {
-            hierarchy,
-            all: HashMap::new(),
         }
     }
 
@@ -236,7 +294,7 @@ mod tests {
             ],
         );
         write(&container, &[("memory.max", "max\n".into())]);
-        let mut all = rooms(dir.path(), Version::Two);
+        let mut all = Rooms::at(dir.path());
         let room = all.of("0::/../pod/c\n");
         assert_eq!(room.read(), Some(100 * MIB));
         assert!(Rc::ptr_eq(&room, &all.of("7:cpu:/x\n0::/pod/c\n")));
@@ -263,7 +321,8 @@ mod tests {
         write(dir.path(), &files(u64::MAX >> 1 & !4095, 1 << 40));
         let a = dir.path().join("a");
         write(&a, &files(64 * MIB, 60 * MIB));
-        let mut all = rooms(dir.path(), Version::One);
+        let mut all = Rooms::at(dir.path());
+        all.hierarchy.as_mut().unwrap().version = Version::One;
         let room = all.of("4:memory:/a\n0::/b\n");
         assert_eq!(room.read(), Some(0));
         write(
@@ -274,26 +333,149 @@ mod tests {
         assert_eq!(all.of("4:memory:/\n").read(), None);
     }
 
-    /// It is read ten times a second at most, and what was granted in between counts.
+    /// A tenant that touches what it was granted at some later time, and has other memory.
+    struct Tenant {
+        dir: tempfile::TempDir,
+        room: Rc<Room>,
+        held: u64,
+        ever: u64,
+        touched: u64,
+        other: u64,
+        looks: u32,
+        /// That it uses so much, its cgroup says.
+        written: Option<u64>,
+    }
+
+    impl Tenant {
+        fn new(limit: u64, other: u64) -> Tenant {
+            let dir = tempfile::tempdir().unwrap();
+            let room = Rooms::at(dir.path()).of("0::/\n");
+            let t = Tenant {
+                dir,
+                room,
+                held: 0,
+                ever: 0,
+                touched: 0,
+                other,
+                looks: 0,
+                written: None,
+            };
+            t.limit(format!("{limit}\n"));
+            t
+        }
+
+        fn limit(&self, text: String) {
+            write(self.dir.path(), &[("memory.max", text)]);
+        }
+
+        fn used(&self) -> u64 {
+            self.other + self.touched
+        }
+
+        /// It wants so much more, at this time in ms.
+        fn gets(&mut self, bytes: u64, ms: u64) -> bool {
+            if self.written.replace(self.used()) != Some(self.used()) {
+                let used = format!("{}\n", self.used());
+                write(self.dir.path(), &[("memory.current", used)]);
+            }
+            let untouched = self.held - self.touched;
+            let granted = Granted {
+                held: self.held,
+                ever: self.ever,
+                untouched: || {
+                    self.looks += 1;
+                    untouched
+                },
+            };
+            let yes = self.room.has(bytes, Duration::from_millis(ms), granted);
+            if yes {
+                self.held += bytes;
+                self.ever += bytes;
+            }
+            yes
+        }
+    }
+
+    /// What was granted counts until it is touched, however long that takes; then it is part of what is used.
     #[test]
     fn what_was_granted_counts() {
-        let dir = tempfile::tempdir().unwrap();
-        let used = |n: u64| {
-            let used = ("memory.current", format!("{n}\n"));
-            write(
-                dir.path(),
-                &[("memory.max", format!("{}\n", 64 * MIB)), used],
-            );
-        };
-        used(50 * MIB);
-        let room = rooms(dir.path(), Version::Two).of("0::/\n");
-        let at = Duration::from_millis;
-        assert!(room.take(4 * MIB, at(0)) && room.take(2 * MIB, at(10)));
-        assert!(!room.take(1, at(20)));
-        used(0);
-        assert!(!room.take(1, at(99)), "it is not read again so soon");
-        assert!(room.take(56 * MIB, at(100)) && !room.take(1, at(100)));
-        std::fs::write(dir.path().join("memory.max"), "max\n").unwrap();
-        assert!(room.take(u64::MAX, at(200)));
+        let mut t = Tenant::new(64 * MIB, 6 * MIB); // 8 MiB are left
+        assert!(t.gets(40 * MIB, 0) && t.gets(10 * MIB, 10));
+        assert_eq!(t.looks, 0, "all of it fits, touched or not");
+        for ms in [20, 99, 100, 1000, 60_000] {
+            assert!(!t.gets(1, ms), "{ms}");
+        }
+        t.touched = 25 * MIB;
+        assert!(!t.gets(1, 61_000));
+        t.touched = 50 * MIB;
+        assert!(!t.gets(1, 63_000));
+        (t.held, t.touched) = (10 * MIB, 10 * MIB);
+        assert!(t.gets(30 * MIB, 65_000) && t.gets(10 * MIB, 65_010));
+        assert!(!t.gets(1, 65_020));
+        // Others that get full count as well.
+        t.other = 30 * MIB;
+        assert!(!t.gets(1, 70_000));
+        t.limit("max\n".into());
+        assert!(t.gets(1 << 50, 71_000));
+    }
+
+    /// What is touched after the limit was read and before somebody looks is not forgotten.
+    #[test]
+    fn touched_before_the_look() {
+        let mut t = Tenant::new(64 * MIB, 6 * MIB);
+        assert!(t.gets(40 * MIB, 0));
+        t.touched = 40 * MIB;
+        assert!(!t.gets(20 * MIB, 50), "10 MiB are left");
+        assert!(t.gets(10 * MIB, 60) && !t.gets(1, 70));
+    }
+
+    /// The limit is read ten times a second at most, and files are asked once a second at most.
+    #[test]
+    fn not_looked_at_more_often() {
+        let mut t = Tenant::new(64 * MIB, 50 * MIB);
+        assert!(t.gets(6 * MIB, 0));
+        for ms in 0..1000 {
+            assert!(!t.gets(1, ms));
+        }
+        assert_eq!(t.looks, 1);
+    }
+
+    /// What is granted after a look counts until the next one, whoever of the tenant gets it.
+    #[test]
+    fn what_is_granted_after_a_look() {
+        let mut t = Tenant::new(64 * MIB, 6 * MIB);
+        assert!(t.gets(30 * MIB, 0));
+        t.touched = 30 * MIB;
+        assert!(t.gets(5 * MIB, 200) && t.gets(5 * MIB, 200));
+        assert_eq!(t.looks, 1);
+        // (Another process of it, whose cgroup is another one.)
+        (t.held, t.ever) = (t.held + 10 * MIB, t.ever + 10 * MIB);
+        assert!(!t.gets(1, 300));
+        assert_eq!(t.looks, 1);
+        assert_eq!(t.used() + t.held - t.touched, 56 * MIB);
+    }
+
+    /// 300 lanes that were idle for long all become busy, to 300 processes.
+    #[test]
+    fn idle_lanes_that_become_busy() {
+        const FIRST: u64 = 452 << 10;
+        const CHUNK: u64 = 4 * MIB;
+        let (limit, other) = (256 * MIB, 20 * MIB);
+        let mut t = Tenant::new(limit, other);
+        assert!((0..300).all(|i| t.gets(FIRST, i)));
+        t.touched = t.held / 3;
+        let mut chunks = 0;
+        for second in 100..120 {
+            for lane in 0..300 {
+                chunks += u64::from(t.gets(CHUNK, second * 1000 + lane * 3));
+                // Some fill what they have, some do not.
+                if lane % 50 == 0 {
+                    t.touched = (t.touched + lane * 30_000).min(t.held);
+                }
+                assert!(t.used() + (t.held - t.touched) <= limit - limit / 8);
+            }
+        }
+        assert_eq!(chunks, (limit - limit / 8 - other - 300 * FIRST) / CHUNK);
+        assert!(t.looks <= 20, "{}", t.looks);
     }
 }

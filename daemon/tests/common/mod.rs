@@ -3,12 +3,14 @@
 
 #![allow(dead_code, unused_imports)] // every test binary uses a part
 
+mod cgroup;
 mod daemon;
 mod tenants;
+pub use cgroup::*;
 pub use daemon::*;
 pub use tenants::*;
 
-use lane::abi::{Control, Epoch, TcpPos, CHUNK_BYTES, CONTROL_BYTES};
+use lane::abi::{Control, Epoch, TcpPos, CONTROL_BYTES};
 use lane::family::{flag, state, Conn, Table, TABLE_BYTES};
 use lane::proto::msg::{ToDaemon, ToShim, MAX};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -43,6 +45,10 @@ impl Map {
         let at =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)? };
         Ok(Map { at, len })
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.len
     }
 
     pub fn control(&self) -> &Control {
@@ -355,10 +361,7 @@ impl Shim {
             ToShim::GroupNew {
                 group, side, bytes, ..
             } => {
-                assert_eq!(
-                    (fds.len(), bytes),
-                    (2, (CONTROL_BYTES + CHUNK_BYTES) as u64)
-                );
+                assert!(fds.len() == 2 && bytes as usize > CONTROL_BYTES);
                 let first = fds.pop().unwrap();
                 let map = Map::new(&first, bytes as usize, true).unwrap();
                 let s = self.sides.entry((group, side)).or_default();
@@ -381,9 +384,9 @@ impl Shim {
                 chunk,
                 bytes,
             } => {
-                assert_eq!((fds.len(), bytes), (1, CHUNK_BYTES as u64));
+                assert_eq!(fds.len(), 1);
                 let fd = fds.pop().unwrap();
-                let map = Map::new(&fd, CHUNK_BYTES, true).unwrap();
+                let map = Map::new(&fd, bytes as usize, true).unwrap();
                 self.sides
                     .get_mut(&(group, side))
                     .unwrap()

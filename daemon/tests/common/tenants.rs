@@ -1,5 +1,6 @@
 //! Processes of other tenants: another user, in a cgroup of its own.
 
+use super::cgroup::TestCgroup;
 use super::daemon::Daemon;
 use super::{table_fd, Shim, SEALS};
 use lane::family::TABLE_BYTES;
@@ -12,8 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::path::Path;
 use std::time::Duration;
 
 /// Nobody.
@@ -52,44 +52,6 @@ impl At {
     }
 }
 
-/// A cgroup of a test's, by which the daemon tells tenants apart.
-pub struct TestCgroup(PathBuf);
-
-impl TestCgroup {
-    /// `None`: there can be none here.
-    pub fn new() -> Option<TestCgroup> {
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        let n = MADE.fetch_add(1, Relaxed);
-        let name = format!("underpass-tenant-{}-{n}", std::process::id());
-        let top = Path::new("/sys/fs/cgroup");
-        // Version 2, or the hierarchy of version 1 that counts.
-        let of = ["memory", "."].map(|h| top.join(h));
-        let root = of.into_iter().find(|d| d.join("cgroup.procs").exists())?;
-        let own = root.join(name);
-        std::fs::create_dir(&own).ok()?;
-        Some(TestCgroup(own))
-    }
-}
-
-impl TestCgroup {
-    /// Its limit of memory, in bytes; `None`: none.
-    fn limit(&self, bytes: Option<u64>) {
-        let one = self.0.join("memory.limit_in_bytes");
-        let (file, none) = match one.exists() {
-            true => (one, "-1"),
-            false => (self.0.join("memory.max"), "max"),
-        };
-        let text = bytes.map_or(none.into(), |n| n.to_string());
-        std::fs::write(file, text).unwrap();
-    }
-}
-
-impl Drop for TestCgroup {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0); // it is empty by then
-    }
-}
-
 /// A process of another tenant; it ends with this.
 pub struct Stranger {
     pid: i32,
@@ -101,10 +63,7 @@ impl Stranger {
     /// may not make one here.
     pub fn start(mut work: impl FnMut()) -> Option<Stranger> {
         let cgroup = geteuid().is_root().then(TestCgroup::new).flatten()?;
-        let procs = std::fs::File::options()
-            .write(true)
-            .open(cgroup.0.join("cgroup.procs"));
-        let procs = procs.ok()?;
+        let procs = cgroup.procs().ok()?;
         // SAFETY: the child makes system calls only.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0);
@@ -131,6 +90,11 @@ impl Stranger {
     /// Limits the memory of its tenant.
     pub fn limit(&self, bytes: Option<u64>) {
         self.cgroup.limit(bytes);
+    }
+
+    /// Bytes that are charged to its tenant.
+    pub fn used(&self) -> u64 {
+        self.cgroup.used().unwrap()
     }
 
     pub fn lives(&self) -> bool {

@@ -1,5 +1,6 @@
 //! One program: how it runs, what it said, and that it ends with its handle.
 
+use super::cgroup::TestCgroup;
 use super::paths::{self, Build};
 use super::until;
 use anyhow::{anyhow, bail, Context, Result};
@@ -141,6 +142,15 @@ impl Program {
     pub fn user(mut self, uid: u32) -> Self {
         self.command.uid(uid).gid(uid);
         self
+    }
+
+    /// In this cgroup, from before its first instruction on.
+    pub fn within(mut self, cgroup: &TestCgroup) -> Result<Self> {
+        let procs = cgroup.procs()?;
+        let enter = move || (&procs).write_all(b"0");
+        // SAFETY: one system call between fork and exec.
+        unsafe { self.command.pre_exec(enter) };
+        Ok(self)
     }
 
     pub fn arg(mut self, a: impl AsRef<OsStr>) -> Self {

@@ -1,9 +1,11 @@
-//! nginx, unmodified, with one worker, and wrk.
+//! nginx, unmodified, with one worker, and wrk; and a request by hand.
 
 use super::{free_port, until, Place, Program, Running, PATIENCE};
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use sha2::{Digest, Sha256};
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -127,4 +129,24 @@ pub fn noise(len: usize) -> Vec<u8> {
 
 pub fn hex(b: &[u8]) -> String {
     b.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The body of one answer over HTTP, at this port of the loopback address.
+pub fn http(port: u16, method: &str, path: &str, body: &str) -> Result<String> {
+    let mut s = TcpStream::connect(("127.0.0.1", port))?;
+    s.set_read_timeout(Some(Duration::from_secs(60)))?;
+    write!(
+        s,
+        "{method} {path} HTTP/1.0\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    )?;
+    let mut all = String::new();
+    s.read_to_string(&mut all)?;
+    let (head, body) = all.split_once("\r\n\r\n").context("no answer")?;
+    ensure!(
+        head.contains(" 200 ") || head.contains(" 400 "),
+        "{path}: {all}"
+    );
+    Ok(body.to_owned())
 }

@@ -2,7 +2,7 @@
 //! it: given to its writer, mapped by the writer, sealed, given to the other client.
 
 use crate::os::memfd;
-use lane::abi::{CHUNK_BYTES, CONTROL_BYTES, LANES, REMOTE_CHUNK_BYTES};
+use lane::abi::{CHUNK_BYTES, CONTROL_BYTES, LANES, REMOTE_CHUNK_BYTES, RING_LOG2_MAX};
 use lane::num;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -35,22 +35,43 @@ pub(super) struct Chunk {
 /// Both doorbell ends, and the first file of both areas.
 pub(super) type Areas = ([OwnedFd; 2], [Chunk; 2]);
 
-/// Bytes of the first file of an area: chunks 0 and 1.
-pub(super) fn first_bytes(remote: bool) -> usize {
-    CONTROL_BYTES + chunk_bytes(remote)
+/// The least that the first data chunk has if its writer's memory is limited.
+const SMALL_FIRST: usize = 256 << 10;
+
+/// How much memory an area gets at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Size {
+    /// More than most areas ever use: nobody counts what is not touched.
+    Whole,
+    /// The memory of its writer is limited: for the first rings of a few lanes, which have so many bytes (log2). Before there
+    /// is more, somebody looks whether there is room.
+    Small(u32),
+    /// Across nodes, where a device holds all of it.
+    Remote,
 }
 
-/// Bytes of a data chunk.
-pub(super) fn chunk_bytes(remote: bool) -> usize {
-    if remote {
-        REMOTE_CHUNK_BYTES
-    } else {
-        CHUNK_BYTES
+impl Size {
+    /// Bytes of the first file of an area: chunks 0 and 1.
+    pub(crate) fn first_bytes(self) -> usize {
+        CONTROL_BYTES
+            + match self {
+                Size::Small(log2) => (4 << log2.min(RING_LOG2_MAX)).max(SMALL_FIRST),
+                size => size.chunk_bytes(),
+            }
+    }
+
+    /// Bytes of a further data chunk. The largest ring fits into each.
+    pub(crate) fn chunk_bytes(self) -> usize {
+        match self {
+            Size::Whole => CHUNK_BYTES,
+            Size::Small(_) => 1 << RING_LOG2_MAX,
+            Size::Remote => REMOTE_CHUNK_BYTES,
+        }
     }
 }
 
 /// Makes the doorbell and the first files of a new link group.
-pub(super) fn make_areas(id: u64, remote: bool, now: Duration) -> Result<Areas, Errno> {
+pub(super) fn make_areas(id: u64, sizes: [Size; 2], now: Duration) -> Result<Areas, Errno> {
     use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
     let (a, b) = socketpair(
         AddressFamily::UNIX,
@@ -58,7 +79,7 @@ pub(super) fn make_areas(id: u64, remote: bool, now: Duration) -> Result<Areas, 
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )?;
-    let first = |side| make_chunk(id, side, 0, remote, now);
+    let first = |side: u8| make_chunk(id, side, 0, sizes[usize::from(side)], now);
     Ok(([a, b], [first(0)?, first(1)?]))
 }
 
@@ -74,12 +95,12 @@ pub(super) fn make_chunk(
     id: u64,
     side: u8,
     n: u32,
-    remote: bool,
+    size: Size,
     now: Duration,
 ) -> Result<Chunk, Errno> {
     let bytes = match n {
-        0 => first_bytes(remote),
-        _ => chunk_bytes(remote),
+        0 => size.first_bytes(),
+        _ => size.chunk_bytes(),
     };
     let fd = memfd::make(&format!("underpass-{id:x}-{side}-{n}"), bytes)?;
     if n == 0 {

@@ -1,12 +1,14 @@
 //! How areas grow: the writer asks for a further chunk, and both clients map it before rings are placed there.
 
-use super::area::{chunk_bytes, make_chunk, Chunk, Stage};
-use super::{LinkGroups, Out, Side, Violation, FURTHER};
+use super::area::{make_chunk, Chunk, Stage};
+use super::{LinkGroups, Out, Side, Size, Violation, FURTHER};
 use crate::clients::ids::ClientId;
-use crate::clients::limits::Limit;
+use crate::clients::limits::{Cgroup, Limit};
+use crate::os::memfd;
 use lane::abi::CHUNKS;
 use lane::num;
 use lane::proto::msg::ToShim;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Shortest time between two times that the same chunk is sent.
@@ -54,9 +56,9 @@ impl LinkGroups {
             return Ok(());
         };
         let remote = group.is_remote();
-        let bytes = chunk_bytes(remote) as u64;
         let peer = group.sides[1 - usize::from(side)].client;
         let s = &mut group.sides[usize::from(side)];
+        let bytes = s.size.chunk_bytes() as u64;
         let number = |k: usize| num::small(FURTHER + k);
         let growing = s.more.iter().position(|c| c.stage != Stage::Shared);
         if let Some(k) = growing {
@@ -80,8 +82,11 @@ impl LinkGroups {
         if !s.payer.take_memory(bytes, remote) {
             return Ok(());
         }
-        match make_chunk(id, side, n, remote, self.clock.now()) {
-            Ok(c) => s.more.push(c),
+        match make_chunk(id, side, n, s.size, self.clock.now()) {
+            Ok(c) => {
+                s.more.push(c);
+                s.starved = false;
+            }
             Err(e) => {
                 tracing::warn!(group = %format_args!("{id:#x}"), "no memory for a chunk: {e}");
                 s.payer.give_memory(bytes, remote);
@@ -90,6 +95,44 @@ impl LinkGroups {
         }
         give(id, side, s, n, out);
         Ok(())
+    }
+
+    /// Bytes of the chunk that a client would get if it wanted one now. `None`: it would get none, or one that it has already.
+    pub(crate) fn would_grow(&self, from: ClientId, id: u64, side: u8) -> Option<u64> {
+        let s = self.groups.get(&id)?.sides.get(usize::from(side))?;
+        let growing = s.more.iter().any(|c| c.stage != Stage::Shared);
+        let may = s.client == from && !growing && FURTHER + s.more.len() < CHUNKS;
+        may.then_some(s.size.chunk_bytes() as u64)
+    }
+
+    /// There is no memory for that chunk.
+    pub(crate) fn starve(&mut self, id: u64, side: u8) {
+        let group = self.groups.get_mut(&id);
+        if let Some(s) = group.and_then(|g| g.sides.get_mut(usize::from(side))) {
+            s.starved = true;
+        }
+    }
+
+    /// Bytes that another lane of these two may make it necessary to give to the first: those of an area, if they have no
+    /// link group with a free slot, or those of a chunk, if it was refused one. `None`: it has memory for the ring.
+    pub(crate) fn lacks(&self, id: ClientId, other: ClientId, size: Size) -> Option<u64> {
+        let pair = (id.min(other), id.max(other));
+        let ids = self.by_pair.get(&pair).into_iter().flatten();
+        let free = |g: &&super::LinkGroup| g.free_slot().is_some();
+        let Some(g) = ids.filter_map(|g| self.groups.get(g)).find(free) else {
+            return Some(size.first_bytes() as u64);
+        };
+        let starved = g.sides.iter().filter(|s| s.client == id && s.starved);
+        starved.map(|s| s.size.chunk_bytes() as u64).max()
+    }
+
+    /// Of the areas of these clients, for which `payer` pays, the bytes that nobody has touched: they may be charged at any
+    /// time, and nobody asks again.
+    pub(crate) fn untouched(&self, payer: &Arc<Cgroup>, counts: impl Fn(ClientId) -> bool) -> u64 {
+        let sides = self.groups.values().flat_map(|g| &g.sides);
+        let all = sides.filter(|s| Arc::ptr_eq(&s.payer, payer) && counts(s.client));
+        let left = |c: &Chunk| c.bytes.saturating_sub(memfd::touched(&c.fd));
+        all.flat_map(Side::chunks).map(left).sum()
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A slot is free for its next use only when both sides have said that they are done with it.
 
-use super::{LinkGroup, LinkGroups, Out, Refused, Slot, Use, Violation};
+use super::{LinkGroup, LinkGroups, Out, Refused, Size, Slot, Use, Violation};
 use crate::clients::ids::{ClientId, ConnRef};
 use crate::clients::limits::Cgroup;
 use lane::abi::Epoch;
@@ -13,21 +13,23 @@ use std::sync::Arc;
 impl LinkGroups {
     /// Makes a lane between two ends, and the link group if there is none. `tag` must be random. A lane
     /// to another node (the second end is a remote client's) waits for [`LinkGroups::release`]; its link group and
-    /// slot are returned, and how often the slot has been used.
-    pub fn connect(
+    /// slot are returned, and how often the slot has been used. `of`: the cgroup of each end, and how much memory its area gets
+    /// at a time if the link group is new.
+    pub(crate) fn connect(
         &mut self,
         ends: [ConnRef; 2],
-        cgroups: [&Arc<Cgroup>; 2],
+        of: [(&Arc<Cgroup>, Size); 2],
         tag: u64,
         out: &mut Out,
     ) -> Result<(u64, u32, u32), Refused> {
         // The lower client is side 0, in every link group of these two.
         let swap = ends[0].client > ends[1].client;
-        let (ends, cgroups) = if swap {
-            ([ends[1], ends[0]], [cgroups[1], cgroups[0]])
+        let (ends, of) = if swap {
+            ([ends[1], ends[0]], [of[1], of[0]])
         } else {
-            (ends, cgroups)
+            (ends, of)
         };
+        let (cgroups, sizes) = (of.map(|o| o.0), of.map(|o| o.1));
         let given = |side: usize| if swap { 1 - side } else { side };
         let pair = (ends[0].client, ends[1].client);
         for side in 0..2 {
@@ -48,7 +50,7 @@ impl LinkGroups {
                 cgroups.iter().for_each(|g| g.give_lane());
                 return Err(Refused::Memory);
             }
-            None => match self.create(pair, cgroups, out) {
+            None => match self.create(pair, (cgroups, sizes), out) {
                 Ok(id) => (id, 0),
                 Err(e) => {
                     cgroups.iter().for_each(|g| g.give_lane());

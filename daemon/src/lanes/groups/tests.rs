@@ -1,5 +1,6 @@
 //! Unit tests of the link groups' state machine, with clients that are numbers.
 
+mod limited;
 mod takeover;
 
 use super::area::Stage;
@@ -18,10 +19,15 @@ fn end(client: u64, conn: u32) -> ConnRef {
     }
 }
 
+fn of(cgroups: &[Arc<Cgroup>; 2], sizes: [Size; 2]) -> [(&Arc<Cgroup>, Size); 2] {
+    [(&cgroups[0], sizes[0]), (&cgroups[1], sizes[1])]
+}
+
 /// Link groups, and shims that map whatever they are given.
 struct World {
     groups: LinkGroups,
     cgroups: [Arc<Cgroup>; 2],
+    sizes: [Size; 2],
     offers: Vec<(ClientId, u64, u32, u32)>,
     gone: Vec<(ClientId, u8)>,
     failed: Vec<[ConnRef; 2]>,
@@ -36,6 +42,7 @@ impl World {
         World {
             groups: LinkGroups::new(0xabcd, Clock::default()),
             cgroups: [for_tests(lanes, memory), for_tests(lanes, memory)],
+            sizes: [Size::Whole; 2],
             offers: vec![],
             gone: vec![],
             failed: vec![],
@@ -45,9 +52,8 @@ impl World {
 
     fn connect(&mut self, ends: [ConnRef; 2]) -> Result<(), Refused> {
         let mut out = Out::default();
-        let r = self
-            .groups
-            .connect(ends, [&self.cgroups[0], &self.cgroups[1]], 5, &mut out);
+        let of = of(&self.cgroups, self.sizes);
+        let r = self.groups.connect(ends, of, 5, &mut out);
         self.help(out);
         r.map(drop)
     }
@@ -264,7 +270,7 @@ fn a_client_with_itself() {
     let g = w.cgroups[0].clone();
     let mut out = Out::default();
     w.groups
-        .connect([end(1, 0), end(1, 1)], [&g, &g], 5, &mut out)
+        .connect([end(1, 0), end(1, 1)], [(&g, Size::Whole); 2], 5, &mut out)
         .unwrap();
     w.help(out);
     assert_eq!(w.offers.len(), 2);
@@ -319,7 +325,7 @@ fn forgotten_before_the_offer() {
     w.groups
         .connect(
             [end(1, 0), end(2, 0)],
-            [&w.cgroups[0], &w.cgroups[1]],
+            of(&w.cgroups, [Size::Whole; 2]),
             5,
             &mut out,
         )
@@ -404,8 +410,8 @@ fn a_group_that_fails_behind_its_offers() {
     // A failure before any offer: the lane is declined, and the link group is removed at once.
     let mut out = Out::default();
     let ends = [end(1, 3), end(5, 3)];
-    let cgroups = [&w.cgroups[0].clone(), &w.cgroups[1].clone()];
-    let (group, ..) = w.groups.connect(ends, cgroups, 5, &mut out).unwrap();
+    let of = of(&w.cgroups, [Size::Whole; 2]);
+    let (group, ..) = w.groups.connect(ends, of, 5, &mut out).unwrap();
     let mut out = Out::default();
     w.groups
         .group_failed(ClientId(5), group, 1, &mut out)
@@ -451,7 +457,7 @@ fn a_silent_client_keeps_what_is_ready() {
     w.groups
         .connect(
             [end(2, 5), end(3, 5)],
-            [&w.cgroups[0], &w.cgroups[1]],
+            of(&w.cgroups, [Size::Whole; 2]),
             5,
             &mut making,
         )
@@ -521,8 +527,8 @@ fn a_remote_lane_waits_for_the_other_node() {
     let own = crate::clients::limits::remote(&Arc::default());
     let connect = |w: &mut World, local| {
         let mut out = Out::default();
-        let cgroups = [&w.cgroups[0], &own];
-        let made = w.groups.connect([local, remote], cgroups, 5, &mut out);
+        let of = [(&w.cgroups[0], Size::Remote), (&own, Size::Remote)];
+        let made = w.groups.connect([local, remote], of, 5, &mut out);
         w.help(out);
         made
     };

@@ -145,8 +145,8 @@ fn before_and_after_a_lane() {
     let ask = |w: &mut World, group| w.groups.take_over(ClientId(2), (group, 0), (1, 0));
     let mut out = Out::default();
     let ends = [end(1, 0), end(2, 0)];
-    let cgroups = [&w.cgroups[0].clone(), &w.cgroups[1].clone()];
-    let (group, ..) = w.groups.connect(ends, cgroups, 5, &mut out).unwrap();
+    let of = of(&w.cgroups, [Size::Whole; 2]);
+    let (group, ..) = w.groups.connect(ends, of, 5, &mut out).unwrap();
     w.groups.proven((group, 0), end(1, 0), (77, None));
     assert!(ask(&mut w, group).unwrap().is_none(), "not offered yet");
     w.help(out);
@@ -171,9 +171,9 @@ fn across_nodes() {
         ..end(1, 77)
     };
     let theirs = crate::clients::limits::remote(&Arc::default());
-    let cgroups = [&w.cgroups[0].clone(), &theirs];
+    let of = [(&w.cgroups[0], Size::Remote), (&theirs, Size::Remote)];
     let mut out = Out::default();
-    let made = w.groups.connect([end(1, 0), remote], cgroups, 5, &mut out);
+    let made = w.groups.connect([end(1, 0), remote], of, 5, &mut out);
     let (group, ..) = made.unwrap();
     w.help(out);
     for sender in [0, 1] {
