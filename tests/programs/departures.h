@@ -52,6 +52,7 @@ struct shared {
     /* Only here: */
     volatile int lane;
     volatile long at, began, took; /* read by the leaving end; its leaving call, in microseconds */
+    volatile long waited, waits, uses;
     pid_t peer;
     char line[400];
 };
