@@ -13,7 +13,7 @@
  *
  * "full" is what a ring takes at once; "over" is more, and what send() takes of it without waiting: where TCP would take
  * more than the ring, the lane goes down by itself. "stuck" is the same with TCP's buffers made so small that it does not
- * take what the ring has.
+ * take what the ring has. "mixed" is some bytes on TCP, unread when the peer goes to its ring, and some there.
  */
 #define _GNU_SOURCE
 #include "departures.h"
@@ -61,6 +61,18 @@ static void say_result(const char *what, long r) {
 
 /* ---- before the leaving ---- */
 
+static void bring_up_mixed(int a) {
+    unsigned long before;
+    char c;
+    for (int k = 0; k < (is_bare() ? 3 : 1500) && !s->lane; k++) {
+        if (k && !is_bare()) sleep_us(1000);
+        before = info(a).tcpi_bytes_sent;
+        NEED(send(a, "w", 1, 0) == 1 && recv(a, &c, 1, 0) == 1 && c == pattern(s->at++));
+        s->lane = !is_bare() && s->up && info(a).tcpi_bytes_sent == before;
+    }
+    NEED(send(a, "g", 1, 0) == 1);
+}
+
 static void bring_up(int a) {
     char c;
     unsigned long before = info(a).tcpi_bytes_received, now;
@@ -96,7 +108,8 @@ static int prepared(void) {
     struct sockaddr_in to = s->address;
     int a = socket(AF_INET, SOCK_STREAM, 0);
     NEED(!connect(a, (void *)&to, sizeof to) && option(a, IPPROTO_TCP, TCP_NODELAY, 1));
-    bring_up(a);
+    if (s->cell.unread == MIXED) bring_up_mixed(a);
+    else bring_up(a);
     if (is_stuck()) narrow(a, 50000);
     s->own_by_ring = fill(a, bytes[s->cell.own], &s->own_sent);
     s->own_done = 1;
@@ -399,7 +412,7 @@ static int is_wanted(const struct cell *c, char **filters) {
     for (; *filters; filters++)
         if (**filters == '!' ? !!strstr(n, *filters + 1) : !strstr(n, *filters)) return 0;
     /* With own bytes, fewer amounts are unread. What is stuck cannot be followed by more, nor stay so when the peer goes. */
-    if (c->own == ONE || c->own == OVER || (c->own && c->unread != NONE && c->unread != SOME)) return 0;
+    if (c->own == ONE || c->own == OVER || c->own == MIXED || (c->own && c->unread != NONE && c->unread != SOME)) return 0;
     /* Who has shut both directions down answers what comes then with a reset; no one knows how many bytes that drops. */
     if ((c->peer == OURS && c->unread >= FULL) || (c->peer == BOTH && c->own >= FULL)) return 0;
     return c->own != STUCK || (!writes(c->way) && c->peer < CLOSED);

@@ -26,8 +26,10 @@ fn run(lab: &Lab, matrix: &Matrix, env: [Env; 2]) -> Result<Output> {
     let serves = a.sh(format!("exec {program} --serve {at}"))?;
     let serves = serves.envs(env[0].clone()).limit(LIMIT).spawn()?;
     serves.line("serves")?;
+    // ("mixed": within a node alone.)
     let (words, every) = std::env::var("CELLS").map_or((String::new(), EVERY), |w| (w, "1"));
-    let words: Vec<_> = words.split_whitespace().map(quoted).collect();
+    let words = words.split_whitespace().chain(["!mixed"]);
+    let words: Vec<_> = words.map(quoted).collect();
     let leaves = b.sh(format!("exec {program} {}", words.join(" ")))?;
     let leaves = leaves
         .envs(env[1].clone())
