@@ -8,16 +8,18 @@
  *
  * A cell is a process of its own, executed anew (so that one that is reset blows no fuse of another's), and AT_ONCE (8)
  * of them run at a time. On stderr: how many were on a lane in both directions, how many directions had the unread bytes
- * there, and the slowest leaving call. The exit status is 1 if a cell was not on a lane under the shim, crashed or hung.
+ * there, the slowest leaving call, and the most waits (voluntary switches) of one, with the first call after it that reads
+ * or counts. The exit status is 1 if a cell was not on a lane under the shim, crashed or hung.
  *
  * "full" is what a ring takes at once; "over" is more, and what send() takes of it without waiting: where TCP would take
  * more than the ring, the lane goes down by itself. "stuck" is the same with TCP's buffers made so small that it does not
- * take what the ring has.
+ * take what the ring has. "mixed" is some bytes on TCP, unread when the peer goes to its ring, and some there.
  */
 #define _GNU_SOURCE
 #include "departures.h"
 #include <spawn.h>
 #include <stdarg.h>
+#include <sys/resource.h>
 #include <sys/sendfile.h>
 
 static volatile int sigios;
@@ -26,6 +28,22 @@ static long now_us(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+/* How often this thread has waited for something; exec keeps it. */
+static long waits(void) {
+    struct rusage u;
+    NEED(!getrusage(RUSAGE_THREAD, &u));
+    return u.ru_nvcsw;
+}
+
+static void add_waits(long since) { __sync_fetch_and_add(&s->waits, waits() - since); }
+
+/* Who has the shim may leave only when it uses the connection. */
+static void used(long since) {
+    int e = errno;
+    if (!s->uses++) add_waits(since);
+    errno = e;
 }
 
 static void say(const char *format, ...) {
@@ -42,6 +60,18 @@ static void say_result(const char *what, long r) {
 }
 
 /* ---- before the leaving ---- */
+
+static void bring_up_mixed(int a) {
+    unsigned long before;
+    char c;
+    for (int k = 0; k < (is_bare() ? 3 : 1500) && !s->lane; k++) {
+        if (k && !is_bare()) sleep_us(1000);
+        before = info(a).tcpi_bytes_sent;
+        NEED(send(a, "w", 1, 0) == 1 && recv(a, &c, 1, 0) == 1 && c == pattern(s->at++));
+        s->lane = !is_bare() && s->up && info(a).tcpi_bytes_sent == before;
+    }
+    NEED(send(a, "g", 1, 0) == 1);
+}
 
 static void bring_up(int a) {
     char c;
@@ -78,7 +108,8 @@ static int prepared(void) {
     struct sockaddr_in to = s->address;
     int a = socket(AF_INET, SOCK_STREAM, 0);
     NEED(!connect(a, (void *)&to, sizeof to) && option(a, IPPROTO_TCP, TCP_NODELAY, 1));
-    bring_up(a);
+    if (s->cell.unread == MIXED) bring_up_mixed(a);
+    else bring_up(a);
     if (is_stuck()) narrow(a, 50000);
     s->own_by_ring = fill(a, bytes[s->cell.own], &s->own_sent);
     s->own_done = 1;
@@ -126,8 +157,10 @@ static int right(const char *buf, long k) {
 static int take_to(int fd, long end, long *why) {
     static char buf[CHUNK];
     while (s->at < end) {
-        long want = end - s->at < CHUNK ? end - s->at : CHUNK;
-        if ((*why = take(fd, buf, want)) <= 0 || !right(buf, *why)) return 0;
+        long want = end - s->at < CHUNK ? end - s->at : CHUNK, before = waits();
+        *why = take(fd, buf, want);
+        used(before);
+        if (*why <= 0 || !right(buf, *why)) return 0;
     }
     return 1;
 }
@@ -141,7 +174,11 @@ static void say_end(long r) {
 static int take_unread(int fd) {
     int there = 0, small = s->cell.unread <= SOME;
     long why = 0;
-    for (int k = 0; small && !s->at && k < 2000 && there < s->sent; k++, sleep_us(500)) NEED(!ioctl(fd, FIONREAD, &there));
+    for (int k = 0; small && !s->at && k < 2000 && there < s->sent; k++, sleep_us(500)) {
+        long before = waits();
+        NEED(!ioctl(fd, FIONREAD, &there));
+        used(before);
+    }
     if (small && !s->at) say(", there %d", there);
     int all = take_to(fd, s->sent, &why);
     int e = errno;
@@ -200,7 +237,8 @@ static _Noreturn void finish(void) {
 
 /* ---- ways to leave ---- */
 
-static void left(void) { s->took = now_us() - s->began; }
+static void begin(void) { s->began = now_us(), s->waited = waits(); }
+static void left(void) { s->took = now_us() - s->began, add_waits(s->waited); }
 
 static void wait_ok(pid_t child) {
     int status = -1;
@@ -212,13 +250,16 @@ static void execute(int fd, int mem, int bare, int whole) {
     char of[2][16];
     sprintf(of[0], "%d", fd), sprintf(of[1], "%d", mem);
     if (bare) unsetenv("LD_PRELOAD");
+    s->waited = waits();
     execl("/proc/self/exe", "departures", "--use", of[0], of[1], whole ? "whole" : "part", (char *)0);
     NEED(0);
 }
 
 static void execute_in_child(int fd, int mem, int bare, int kept) {
+    long before = waits();
     pid_t child = fork();
     if (!child) execute(fd, mem, bare, 0);
+    add_waits(before);
     if (!kept) close(fd);
     wait_ok(child);
     if (kept) close(fd);
@@ -319,7 +360,7 @@ static void written(int fd) {
     int m = memfd_create("out", 0), by_printf = s->cell.way == DPRINTF;
     for (int i = 0; i < OUT; i++) buf[i] = pattern(s->own_sent + i);
     NEED(write(m, buf, OUT) == OUT);
-    s->began = now_us();
+    begin();
     long r = by_printf ? dprintf(fd, "%s", buf) : sendfile(fd, m, &from, OUT);
     left();
     say_result(by_printf ? "dprintf" : "sendfile", r);
@@ -336,7 +377,7 @@ static void owned(int fd) {
 
 static void leave(int fd, int mem) {
     int way = s->cell.way;
-    s->began = now_us();
+    begin();
     switch (way) {
     case DUP2: NEED(!dup2(fd, 0)); break;
     case FORK_EXEC ... FORK_EXEC_BARE_KEPT: execute_in_child(fd, mem, way >= FORK_EXEC_BARE, (way - FORK_EXEC) % 2); break;
@@ -371,7 +412,7 @@ static int is_wanted(const struct cell *c, char **filters) {
     for (; *filters; filters++)
         if (**filters == '!' ? !!strstr(n, *filters + 1) : !strstr(n, *filters)) return 0;
     /* With own bytes, fewer amounts are unread. What is stuck cannot be followed by more, nor stay so when the peer goes. */
-    if (c->own == ONE || c->own == OVER || (c->own && c->unread != NONE && c->unread != SOME)) return 0;
+    if (c->own == ONE || c->own == OVER || c->own == MIXED || (c->own && c->unread != NONE && c->unread != SOME)) return 0;
     /* Who has shut both directions down answers what comes then with a reset; no one knows how many bytes that drops. */
     if ((c->peer == OURS && c->unread >= FULL) || (c->peer == BOTH && c->own >= FULL)) return 0;
     return c->own != STUCK || (!writes(c->way) && c->peer < CLOSED);
@@ -444,7 +485,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     int every = getenv("EVERY") ? atoi(getenv("EVERY")) : 1, all = 0;
-    int n = 0, lanes = 0, rings = 0, unread = 0, bad = 0, slowest = 0;
+    int n = 0, lanes = 0, rings = 0, unread = 0, bad = 0, slowest = 0, most = 0;
     for (int k = 0; k < WAYS * AMOUNTS * AMOUNTS * PEERS; k++) {
         struct cell c = {k / PEERS / AMOUNTS / AMOUNTS, k % PEERS, k / PEERS / AMOUNTS % AMOUNTS, k / PEERS % AMOUNTS};
         if (is_wanted(&c, argv + 1) && all++ % every == 0) runs[n++].cell = c;
@@ -455,9 +496,11 @@ int main(int argc, char **argv) {
         lanes += of->lane, rings += of->by_ring + of->own_by_ring, unread += !!of->cell.unread + !!of->cell.own;
         bad |= *runs[k].says || (!of->lane && !is_bare());
         if (of->took > runs[slowest].s->took) slowest = k;
+        if (of->waits > runs[most].s->waits) most = k;
     }
     if (!n) return 1;
-    fprintf(stderr, "cells %d, on a lane %d, unread bytes on %d rings of %d, slowest leaving %ld ms (%s)\n", n, lanes, rings, unread,
+    fprintf(stderr, "cells %d, on a lane %d, unread bytes on %d rings of %d, slowest leaving %ld ms (%s), ", n, lanes, rings, unread,
             runs[slowest].s->took / 1000, name(&runs[slowest].cell));
+    fprintf(stderr, "most waits %ld (%s)\n", runs[most].s->waits, name(&runs[most].cell));
     return bad;
 }

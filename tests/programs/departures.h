@@ -27,9 +27,10 @@ static const char *const ways[] = {"dup2", "system", "popen", "spawn", "vfork", 
 enum { ASLEEP, COMPUTING, STOPPED, OURS, HALF, BOTH, CLOSED, EXITED, KILLED, PEERS };
 static const char *const peers[] = {"asleep", "computing", "stopped", "ours", "half", "both", "closed", "exited", "killed"};
 
-enum { NONE, ONE, SOME, FULL, OVER, STUCK, AMOUNTS };
-static const char *const amounts[] = {"0", "1", "2000", "full", "over", "stuck"};
-static const long bytes[] = {0, 1, 2000, RING, MOST, MOST};
+/* MIXED: some on TCP, and then some on the ring. */
+enum { NONE, ONE, SOME, MIXED, FULL, OVER, STUCK, AMOUNTS };
+static const char *const amounts[] = {"0", "1", "2000", "mixed", "full", "over", "stuck"};
+static const long bytes[] = {0, 1, 2000, 2000, RING, MOST, MOST};
 
 struct cell {
     int way, peer, unread, own;
@@ -45,13 +46,14 @@ struct shared {
     volatile long own_sent, out;
     /* The peer's: */
     volatile int listens, there, arrived, ended;
-    volatile int by_ring, status;
+    volatile int by_ring, status, up;
     volatile long sent;
     struct sockaddr_in address;
     char peer_says[40];
     /* Only here: */
     volatile int lane;
     volatile long at, began, took; /* read by the leaving end; its leaving call, in microseconds */
+    volatile long waited, waits, uses;
     pid_t peer;
     char line[400];
 };
@@ -102,6 +104,20 @@ static long send_pattern(int fd, long at, long amount) {
 
 /* ---- the other end ---- */
 
+/* The same, but more comes with the first answer, and each later one comes behind that, until they go by the ring. */
+static void answer_mixed(int b) {
+    char c;
+    for (int k = 0; NEED(recv(b, &c, 1, 0) == 1), c != 'g'; k++) {
+        unsigned long before = info(b).tcpi_bytes_sent;
+        char buf[MORE + MORE + 1];
+        long n = k ? 1 : (long)sizeof buf;
+        for (long i = 0; i < n; i++) buf[i] = pattern(s->sent + i);
+        NEED(send(b, buf, (size_t)n, 0) == n);
+        s->sent += n;
+        s->up = info(b).tcpi_bytes_sent == before;
+    }
+}
+
 /* The connection comes onto a lane by single bytes there and back; the other end says whether TCP saw the last one. */
 static void answer(int b) {
     char c;
@@ -145,12 +161,13 @@ static _Noreturn void peer(int b) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     close(listener);
     NEED(b >= 0 && option(b, IPPROTO_TCP, TCP_NODELAY, 1));
-    answer(b);
+    if (s->cell.unread == MIXED) answer_mixed(b);
+    else answer(b);
     if (is_stuck()) narrow(b, 50000); /* (the shim has seen no narrow buffers) */
     while (!s->own_done) sleep_us(500);
     if (!s->own_by_ring) arrive(b, s->own_sent);
     else if (s->begins) land(b, s->own_sent);
-    s->by_ring = fill(b, bytes[s->cell.unread], &s->sent);
+    s->by_ring = fill(b, s->sent + bytes[s->cell.unread], &s->sent);
     if (s->cell.peer == HALF || s->cell.peer == BOTH) NEED(!shutdown(b, s->cell.peer == HALF ? SHUT_WR : SHUT_RDWR));
     if (s->cell.peer == CLOSED) close(b);
     s->there = 1;

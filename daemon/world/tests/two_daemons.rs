@@ -144,7 +144,11 @@ const TAKEOVERS: &[&str] = &[
     "a direction that a daemon gives back",
 ];
 const NAPS: &[&str] = &["a process sleeps", "helpers are late"];
-const LEAVES: &[&str] = &["a connection leaves", "a lane given back"];
+const LEAVES: &[&str] = &[
+    "a connection leaves",
+    "both ends leave at once",
+    "a lane given back",
+];
 const FULL: &[&str] = &[
     "a way of TCP is disturbed",
     "TCP is full",
@@ -214,7 +218,9 @@ fn leaving() {
         s.insist(&often, &[ALWAYS, TAKEOVERS, NAPS, LEAVES]);
         // Whatever the program at the other end does.
         assert_eq!(s.of("a leave that takes too long"), 0);
-        assert!(s.of("a leave that stalls") * 4 < s.of("a connection leaves"));
+        assert_eq!(s.of("a leave that stalls"), 0);
+        let framed = s.of("a leave that meets a frame behind bytes of TCP"); // docs/limits.md
+        assert!(framed * 10 < s.of("a connection leaves"));
     }
 }
 

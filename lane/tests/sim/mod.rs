@@ -382,6 +382,12 @@ impl World {
     }
 
     pub fn act(&self, e: usize, act: &Act) {
+        self.see_moves();
+        self.act_unseen(e, act);
+        self.see_moves();
+    }
+
+    fn act_unseen(&self, e: usize, act: &Act) {
         if self.trace.get() {
             self.tell(e, act);
         }

@@ -147,6 +147,8 @@ pub fn insist(moves: &Moves, which: Option<usize>, many: bool) {
         Some(How::Rarely) => many,
         Some(How::Maybe) | None => false,
     };
+    let unknown = moves.keys().find(|m| !KNOWN.iter().any(|k| is(&k, m)));
+    assert_eq!(unknown, None, "a transition that nobody knows");
     let seen = |k: &&(&str, &str, &str, [How; 2])| moves.keys().any(|m| is(k, m));
     let missing = KNOWN.iter().find(|k| due(k.3) && !seen(k));
     let missing = missing.map(|k| (k.0, k.1, k.2));

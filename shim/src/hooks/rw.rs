@@ -7,6 +7,8 @@ use crate::sys::{self, pages, real};
 use crate::{conn, process, tcp};
 use core::ffi::c_void;
 use core::ptr::null_mut;
+use core::sync::atomic::Ordering::Relaxed;
+use lane::half::rx::mode;
 use lane::num;
 use lane::proto::reason::Reason;
 use libc::{iovec, off_t, sockaddr, socklen_t};
@@ -270,10 +272,11 @@ pub unsafe extern "C" fn splice(
 const SPLICE_FLAGS: u32 =
     libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
 
-/// After a connection was given up: are bytes left on its ring? The other end is gone then, and nobody could put them on
-/// TCP.
+/// After a connection was given up: are bytes left on its ring, or on TCP before it? The other end is gone then, and nobody
+/// could put them on TCP.
 fn keeps_ring(fd: i32) -> bool {
-    conn(fd).is_some_and(|i| ring_comes_first(i, fd))
+    let before = |i| conn_of(i).rx.mode.load(Relaxed) == mode::PREFIX;
+    conn(fd).is_some_and(|i| ring_comes_first(i, fd) || before(i))
 }
 
 /// Such bytes go to the pipe. (Threads that splice one connection at once are not kept apart.)
@@ -328,7 +331,7 @@ fn counted(fd: i32, out: bool, native: impl Fn() -> isize) -> isize {
     if let Some(i) = conn(fd).filter(|_| r > 0) {
         let c = crate::state::table::conn(i);
         let k = if out { &c.tx.tcp_pos } else { &c.rx.tcp_pos };
-        k.add(num::count(r) as u64, core::sync::atomic::Ordering::Relaxed);
+        k.add(num::count(r) as u64, Relaxed);
     }
     r
 }

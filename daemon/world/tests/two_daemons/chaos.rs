@@ -171,8 +171,10 @@ impl World {
     /// An end leaves its lane.
     fn leave(&self, n: usize) {
         if let Some((p, i)) = self.any(n, Process::may_leave) {
+            let end = p.borrow().ends[i].entry.clone();
             p.borrow_mut().leave(i, Why::Left);
             note("a connection leaves");
+            self.see_both_leave(n, &end);
         }
     }
 

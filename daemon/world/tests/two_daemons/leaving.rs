@@ -1,11 +1,13 @@
 //! A connection leaves its lane, as the shim's `io::leave` and `yield_lane` make it (exec, SCM_RIGHTS, `system`; a close
 //! of one who shares it): its thread does nothing else meanwhile, and resets it if it takes too long.
 
-use super::family::Life;
+use super::family::{Life, Shared};
 use super::process::Process;
 use super::seen::{note, tell};
+use super::World;
 use lane::half::{rx, Progress};
 use std::os::fd::AsFd;
+use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use underpassd::os::system::System;
 
@@ -46,11 +48,25 @@ impl Leave {
 pub enum Left {
     Waits,
     Done,
-    /// It had to be reset: what the connection would need is on the ring alone, or a frame lies behind what nobody has
-    /// read on TCP.
+    /// It had to be reset: a frame that the sender has written by itself lies behind what nobody has read on TCP.
+    Framed,
+    /// It had to be reset: what the connection would need is on the ring alone.
     Stalled,
     /// It had to be reset because it took too long.
     Late,
+}
+
+impl World {
+    /// An end on this node is to leave. Does the other one leave just then?
+    pub(super) fn see_both_leave(&self, n: usize, end: &Shared) {
+        let conns = self.conns.borrow();
+        let c = conns.iter().find(|c| Rc::ptr_eq(&c.ends[n], end));
+        let other = &c.expect("known").ends[1 - n];
+        let processes = self.nodes[1 - n].processes.borrow();
+        if processes.iter().any(|p| p.borrow().leaves(other)) {
+            note("both ends leave at once");
+        }
+    }
 }
 
 impl Process {
@@ -104,6 +120,12 @@ impl Process {
             true => self.go_on_executing(done),
             false => done,
         }
+    }
+
+    /// Does it leave the lane of this end, or is it about to?
+    pub fn leaves(&self, end: &Shared) -> bool {
+        let mut ends = self.leaving.iter().map(|l| &self.ends[l.i].entry);
+        ends.any(|e| Rc::ptr_eq(e, end))
     }
 
     /// Does nothing but leave lanes, or execute another program.
@@ -180,9 +202,10 @@ impl Process {
         }
         let rx_mode = e.app.rx.mode.load(Relaxed);
         tell!("{name}[{i}] cannot leave {at:x?}, receiver {rx_mode}, late {late}");
-        match late || !matches!(rx_mode, rx::mode::PREFIX | rx::mode::FIN) {
-            true => Left::Late,
-            false => Left::Stalled,
+        match rx_mode {
+            rx::mode::PREFIX if !late => Left::Framed,
+            rx::mode::FIN if !late => Left::Stalled,
+            _ => Left::Late,
         }
     }
 }

@@ -366,6 +366,10 @@ impl World {
             Left::Waits => false,
             Left::Done if !process.leaving.is_empty() => true,
             Left::Done => process.step(now, &mut rng, quiet),
+            Left::Framed => {
+                note("a leave that meets a frame behind bytes of TCP");
+                true
+            }
             Left::Stalled => {
                 note("a leave that stalls");
                 true
