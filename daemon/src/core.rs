@@ -46,7 +46,6 @@ use crate::nodes::peers::directory::Directory;
 use crate::nodes::peers::Peers;
 use crate::os::fds::Foreign;
 use crate::os::memfd::{self, Ident};
-use crate::os::memory_room::Rooms;
 use crate::os::process::{ProcId, Process};
 use crate::os::system::{Clock, System};
 use crate::pairing::local::Waiting;
@@ -108,8 +107,7 @@ pub struct Core<V: Provider = Ibv> {
     pub lookup: Lookup,
     pub groups: LinkGroups,
     pub cgroups: Cgroups,
-    rooms: Rooms,
-    own: memory::Own,
+    memory: memory::Memory,
     pub events: Events,
     pub counters: Counters,
     next_client: u64,
@@ -180,8 +178,6 @@ impl<V: Provider> Core<V> {
         });
         let cgroups = Cgroups::new(config.limits());
         let began = tables::Began::now(&*system);
-        let mut rooms = Rooms::here();
-        let own = memory::Own::here(&mut rooms);
         Core {
             system,
             peers,
@@ -190,8 +186,7 @@ impl<V: Provider> Core<V> {
             effects: remote::Effects::default(),
             remote_cgroup: limits::remote(&cgroups.refused),
             cgroups,
-            rooms,
-            own,
+            memory: memory::Memory::here(),
             config,
             proof,
             incarnation,
@@ -265,7 +260,7 @@ impl<V: Provider> Core<V> {
                     comm: process.comm.clone(),
                     netns: process.netns,
                     member,
-                    room: self.rooms.of(&process.cgroups),
+                    room: self.memory.rooms.of(&process.cgroups),
                     family,
                     control: None,
                     credits: 0,

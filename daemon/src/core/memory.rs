@@ -14,18 +14,28 @@ use underpass_rdma::verbs::Provider;
 /// Of a lane, besides its ring: the pages of the words that it uses, some of which others use as well.
 const WORDS: u64 = 6 * 4096;
 
+/// The memory cgroups of the programs, and of this daemon.
+pub(super) struct Memory {
+    pub(super) rooms: Rooms,
+    own: Own,
+}
+
+impl Memory {
+    pub(super) fn here() -> Memory {
+        let mut rooms = Rooms::here();
+        let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let own = Own::of(rooms.of(&cgroups));
+        Memory { rooms, own }
+    }
+}
+
 /// The memory cgroup of this daemon. What other nodes write to is charged to it, and at once, because devices hold it.
-pub(super) struct Own {
+struct Own {
     room: Rc<Room>,
     granted: Cell<u64>,
 }
 
 impl Own {
-    pub(super) fn here(rooms: &mut Rooms) -> Own {
-        let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        Own::of(rooms.of(&cgroups))
-    }
-
     fn of(room: Rc<Room>) -> Own {
         let granted = Cell::new(0);
         Own { room, granted }
@@ -50,7 +60,7 @@ impl<V: Provider> Core<V> {
     fn takes(&self, id: ClientId, bytes: u64) -> bool {
         let now = self.now();
         if id.is_remote() {
-            let fits = self.own.takes(bytes, now);
+            let fits = self.memory.own.takes(bytes, now);
             if !fits {
                 self.remote_cgroup.refused(Limit::Room);
             }
