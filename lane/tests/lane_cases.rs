@@ -475,6 +475,46 @@ fn a_wish_for_space_survives_another_waiters_send() {
     assert_ne!(bumps(&w), before, "space, and nobody was told");
 }
 
+/// A sender's state is that of the slot's next use, however the last one has ended.
+#[test]
+fn a_slot_after_its_end() {
+    let ends = [
+        (0, Act::ShutWr, "Broken"),
+        (1000, Act::ShutWr, "Ended"),
+        (0, Act::Down, "Downing"),
+    ];
+    for (room, last, was) in ends {
+        let mut w = up();
+        op(&mut w, 1, send(100));
+        op(&mut w, 1, buffers(room, 1000));
+        op(&mut w, 1, last);
+        op(&mut w, 0, Act::Reuse { gap: 0 });
+        op(&mut w, 1, Act::Attach { log2: 12 });
+        let moved = ("state", was.to_owned(), "None".to_owned());
+        assert!(w.moves.borrow().contains_key(&moved), "{was}");
+    }
+}
+
+/// A sender that has shut TCP down may still find a receiver ready. (Nothing is sent on that ring.)
+#[test]
+fn up_after_the_end() {
+    for (room, was) in [(0, "Broken"), (1000, "Ended")] {
+        let mut w = up();
+        op(&mut w, 1, send(100));
+        op(&mut w, 1, buffers(room, 1000));
+        op(&mut w, 1, Act::ShutWr);
+        op(&mut w, 1, ALL);
+        for _ in 0..4 {
+            op(&mut w, 0, recv(60));
+        }
+        op(&mut w, 0, Act::Revoke);
+        op(&mut w, 0, Act::Ready);
+        op(&mut w, 1, Act::TryUp);
+        let moved = ("state", was.to_owned(), "Up".to_owned());
+        assert!(w.moves.borrow().contains_key(&moved), "{was}");
+    }
+}
+
 /// A frame for the lane's former use, or a look-alike, is foreign: nothing is parsed by accident.
 #[test]
 fn slots_are_used_again() {

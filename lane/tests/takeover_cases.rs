@@ -39,6 +39,26 @@ fn nobody_has_asked() {
     w.settle([0, 0], false);
 }
 
+/// A daemon takes the same direction over in one epoch and in a later one.
+#[test]
+fn taken_over_twice() {
+    let mut w = up();
+    for _ in 0..2 {
+        op(&mut w, 1, send(100));
+        op(&mut w, 0, Act::Revoke);
+        op(&mut w, 1, TAKE_OVER);
+        op(&mut w, 1, Act::Look);
+        op(&mut w, 1, ALL);
+        op(&mut w, 0, Act::Revoke);
+        op(&mut w, 0, recv(200));
+        op(&mut w, 0, Act::Ready);
+        op(&mut w, 1, Act::TryUp);
+    }
+    assert_eq!((w.host[0].got.get(), claims(&w)), (200, 2));
+    let moved = ("takeover", "Done".to_owned(), "Taken".to_owned());
+    assert!(w.moves.borrow().contains_key(&moved));
+}
+
 /// An end takes its lock just before the claim, and looks just after it: it finds the direction its own, and brings the
 /// ring to TCP itself.
 #[test]

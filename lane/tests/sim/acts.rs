@@ -8,6 +8,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 impl World {
     pub(super) fn locked(&self, e: usize, act: &Act) {
+        self.locked_unseen(e, act);
+        self.see_moves();
+    }
+
+    fn locked_unseen(&self, e: usize, act: &Act) {
         let h = &self.host[e];
         let (m, port) = (self.memory(e), Wire { w: self, e });
         match act {
@@ -93,6 +98,7 @@ impl World {
 
     pub(super) fn try_up(&self, e: usize) {
         let h = &self.host[e];
+        self.see_moves(); // (a send may just have come down)
         match h.tx.try_up(&self.memory(e), &Wire { w: self, e }) {
             Ok(true) => self.note("up"),
             Ok(false) => {}

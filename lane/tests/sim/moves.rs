@@ -13,29 +13,28 @@ pub enum How {
     Often,
     /// In each run of many thousand.
     Rarely,
-    /// It may be.
+    /// It may be. (What is so in both columns has a case of its own: `taken_over_twice`,
+    /// `a_slot_after_its_end`, `up_after_the_end`.)
     Maybe,
 }
 use How::{Maybe as M, Often as O, Rarely as R};
 
 /// On one node: what changes, from what, to what, and how often that is seen where anything happens,
-/// and where ends leave beside a daemon. (A look is made at each system call and each publish, so that one may be two
-/// steps, and others than these are seen now and then. A sender that goes to `None` has a new use of its lane.)
+/// and where ends leave beside a daemon. There are no others. (A look is made at each system call, each publish and each
+/// act, so that one may be two steps of one act. A sender that goes to `None` has a new use of its lane.)
 #[rustfmt::skip]
-pub const KNOWN: [(&str, &str, &str, [How; 2]); 57] = [
-    ("receives", "Last", "Ready", [M, M]),
+pub const KNOWN: [(&str, &str, &str, [How; 2]); 52] = [
     ("receives", "Last", "Skip", [R, O]),
-    ("receives", "Last", "Tcp", [M, M]),
+    ("receives", "Last", "Tcp", [M, R]),
     ("receives", "Prefix", "Revoking", [R, M]),
     ("receives", "Prefix", "Ring", [O, M]),
-    ("receives", "Prefix", "Tcp", [M, M]),
+    ("receives", "Prefix", "Tcp", [R, M]),
     ("receives", "Ready", "Prefix", [O, M]),
     ("receives", "Ready", "Revoking", [O, O]),
     ("receives", "Ready", "Ring", [O, O]),
     ("receives", "Ready", "Tcp", [O, O]),
     ("receives", "Revoking", "Last", [M, O]),
     ("receives", "Revoking", "Prefix", [R, M]),
-    ("receives", "Revoking", "Ready", [R, O]),
     ("receives", "Revoking", "Ring", [M, O]),
     ("receives", "Revoking", "Skip", [R, O]),
     ("receives", "Revoking", "Tcp", [O, O]),
@@ -43,13 +42,10 @@ pub const KNOWN: [(&str, &str, &str, [How; 2]); 57] = [
     ("receives", "Ring", "Revoking", [O, O]),
     ("receives", "Ring", "Skip", [O, O]),
     ("receives", "Ring", "Tcp", [O, R]),
-    ("receives", "Skip", "Ready", [R, R]),
     ("receives", "Skip", "Tcp", [O, O]),
     ("receives", "Tcp", "Ready", [O, O]),
-    ("receives", "Tcp", "Revoking", [R, R]),
     ("sends", "Drain", "Tcp", [O, O]),
     ("sends", "Ring", "Drain", [O, O]),
-    ("sends", "Ring", "Switch", [M, M]),
     ("sends", "Ring", "Tcp", [O, O]),
     ("sends", "Switch", "Ring", [O, O]),
     ("sends", "Switch", "Tcp", [R, M]),
