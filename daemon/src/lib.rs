@@ -34,4 +34,7 @@ pub mod os;
 pub mod pairing;
 pub mod pods;
 pub mod rules;
+#[cfg(test)]
+#[path = "../tests/common/skip.rs"]
+mod skip;
 pub mod tasks;

@@ -20,11 +20,7 @@ fn served(d: &Daemon, pairs: usize) {
     }
 }
 
-fn skip() {
-    eprintln!(
-        "\n*** SKIP: no process of another user in a cgroup of its own can be made here ***\n"
-    );
-}
+const NO_TENANT: &str = "no process of another user in a cgroup of its own can be made here";
 
 /// A public daemon, with this configuration, that shows its counters.
 struct Shown {
@@ -105,7 +101,7 @@ fn who_connects_in_a_loop_stops_nobody() {
     };
     let all: Vec<Stranger> = (0..4).filter_map(|_| loops()).collect();
     if all.len() < 4 {
-        return skip();
+        return skip(NO_TENANT);
     }
     served(&d, 5);
     assert!(all.iter().all(Stranger::lives));
@@ -130,7 +126,7 @@ fn silence_keeps_nobody_out() {
     };
     let all: Vec<Stranger> = (0..6).filter_map(|_| many()).collect();
     if all.len() < 6 {
-        return skip();
+        return skip(NO_TENANT);
     }
     let end = Instant::now() + PATIENCE;
     while shown.refusals("hellos") == 0 {
@@ -187,7 +183,7 @@ fn who_fills_the_daemon_stops_nobody() {
     let d = &shown.daemon;
     let all: Vec<Dialer> = (0..2).filter_map(|_| Dialer::start(&d.dir)).collect();
     if all.len() < 2 {
-        return skip();
+        return skip(NO_TENANT);
     }
     let shims = |t: &Dialer| (0..8).map(|_| t.shim()).collect::<Vec<_>>();
     let shims: Vec<Shim> = all.iter().flat_map(shims).collect();
@@ -225,7 +221,7 @@ fn who_closes_slowly_waits_for_itself() {
     let shown = Shown::start("");
     let d = &shown.daemon;
     let Some(tenant) = Dialer::start(&d.dir) else {
-        return skip();
+        return skip(NO_TENANT);
     };
     let shims: Vec<Shim> = (0..16).map(|_| tenant.shim()).collect();
     let other = Shim::new(&d.dir);
@@ -326,7 +322,7 @@ fn ends_that_wait_are_counted() {
     let shown = Shown::start(&format!("[limits]\nwaiting = {MOST}\n"));
     let d = &shown.daemon;
     let Some(tenant) = Dialer::start(&d.dir) else {
-        return skip();
+        return skip(NO_TENANT);
     };
     let (mut one, mut other) = (tenant.shim(), tenant.shim());
     let mut all = Vec::new();
@@ -368,7 +364,7 @@ fn a_full_memory_cgroup_gets_no_lanes() {
     let shown = Shown::start("");
     let d = &shown.daemon;
     let Some(tenant) = Dialer::start(&d.dir) else {
-        return skip();
+        return skip(NO_TENANT);
     };
     let (mut one, mut other) = (tenant.shim(), Shim::new(&d.dir));
     let (lane, _) = pair(&mut one, &mut other);

@@ -4,8 +4,10 @@
 #![allow(dead_code, unused_imports)] // every test binary uses a part
 
 mod daemon;
+mod skip;
 mod tenants;
 pub use daemon::*;
+pub(crate) use skip::skip;
 pub use tenants::*;
 
 use lane::abi::{Control, Epoch, TcpPos, CHUNK_BYTES, CONTROL_BYTES};
@@ -567,11 +569,11 @@ fn readable(fd: i32, ms: i32) -> bool {
     unsafe { libc::poll(&mut p, 1, ms) == 1 }
 }
 
-/// Tests of what only root can set up say so loudly when they cannot.
+/// Is this root? Tests of what only root can set up say so when they cannot.
 pub fn root_or_skip(what: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        eprintln!("\n*** SKIP: {what} needs root ***\n");
+        skip(&format!("{what} needs root"));
     }
     root
 }
