@@ -9,6 +9,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 use underpass_admin::{Request, Response};
+use underpassd::nodes::peers::msg::Msg;
 
 /// Another tenant is served: programs get lanes, and tools answers.
 fn served(d: &Daemon, pairs: usize) {
@@ -306,6 +307,43 @@ fn a_panic_ends_one_connection() {
     served(d, 3);
     let s = d.until("those to be gone", |s| s.clients == programs);
     assert_eq!(s.clients, programs);
+}
+
+/// The same for what another node says, before its hello and after it: only that channel ends. Lanes within the node are as they
+/// were, and that node may come again.
+#[test]
+fn a_panic_ends_one_channel() {
+    const SAYS: &[u8] = b"test-panic";
+    let nodes = Nodes::new();
+    let shown = Shown::start(&nodes.config());
+    let d = &shown.daemon;
+    let panics = || shown.counter("underpass_panics_total{part=\"node\"}");
+    let (mut a, mut b) = (Shim::new(&d.dir), Shim::new(&d.dir));
+    pair(&mut a, &mut b);
+    let before = d.stats();
+    for n in 1..4 {
+        let mut early = nodes.dial();
+        early.say_bytes(SAYS);
+        assert!(early.hear().is_none(), "it is met with silence");
+        assert_eq!(panics(), 2 * n - 1);
+        let mut late = nodes.dial();
+        late.hello(n);
+        assert!(late.until(|m| matches!(m, Msg::Hello { .. })));
+        late.say_bytes(SAYS);
+        assert!(late.until(|m| matches!(m, Msg::Close { .. })), "it is told");
+        assert_eq!(panics(), 2 * n);
+    }
+    // The others' lanes go on, and what is counted is right.
+    let now = d.stats();
+    assert_eq!(
+        (now.clients, now.lanes, now.links),
+        (before.clients, before.lanes, before.links)
+    );
+    pair(&mut a, &mut b);
+    served(d, 3);
+    let mut again = nodes.dial();
+    again.hello(9);
+    assert!(again.until(|m| matches!(m, Msg::Hello { .. })));
 }
 
 fn raise_limit() {

@@ -4,9 +4,11 @@
 #![allow(dead_code, unused_imports)] // every test binary uses a part
 
 mod daemon;
+mod peer;
 mod skip;
 mod tenants;
 pub use daemon::*;
+pub use peer::*;
 pub(crate) use skip::skip;
 pub use tenants::*;
 

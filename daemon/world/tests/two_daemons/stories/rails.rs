@@ -142,6 +142,33 @@ fn what_a_device_reports_counts_at_once() {
     }
 }
 
+/// The engine meets a defect, on either node and with bytes on its rings: that incarnation ends. What was sent arrives whole, over
+/// TCP, and the rails come again with the next one.
+#[test]
+fn a_panic_ends_an_incarnation() {
+    for n in 0..2 {
+        let s = Story::up(0);
+        s.send(1, 1000);
+        s.carry();
+        s.recv_all(0);
+        s.send(1, 1000);
+        assert_eq!(s.mode(), tx::mode::RING);
+        s.w.verbs.panic_at(n);
+        s.until("the end of it", |s| s.shows(n, "incarnation 2"));
+        let agreed = |s: &Story| (0..2).all(|n| s.shows(n, "incarnation 2, up true, agreed true"));
+        s.until("the next one", agreed);
+        s.look(1).unwrap();
+        s.send(1, 1000);
+        assert_ne!(s.mode(), tx::mode::RING);
+        s.carry();
+        s.recv_all(0);
+        assert_eq!(s.got(), 3000);
+        // Both daemons serve, and a further connection has a lane.
+        s.connect();
+        s.whole(1000);
+    }
+}
+
 /// What the tools count of the rails never becomes less, also when an incarnation ends.
 #[test]
 fn counters_of_rails_never_fall() {
