@@ -106,6 +106,28 @@ fn no_number_is_a_nodes_for_good() {
     s.whole(0);
 }
 
+/// The last number has one after it: two nodes that both are there, and agree, go on from it when that incarnation ends.
+#[test]
+fn the_numbers_go_round() {
+    for n in 0..2 {
+        let s = Story::up(0);
+        let last = (1 << 62) - 1;
+        for node in &s.w.nodes {
+            let says = [1 << 61, last].map(|incarnation| Msg::Rails { incarnation });
+            node.deliver(says.into(), &mut Rng(1));
+        }
+        let both = |s: &Story, number: u64| {
+            let shown = format!("incarnation {number}, up true, agreed true");
+            (0..2).all(|n| s.shows(n, &shown))
+        };
+        s.until("the last number", |s| both(s, last));
+        s.w.verbs.panic_at(n);
+        s.until("the one after it", |s| both(s, 0));
+        s.connect();
+        s.whole(1000);
+    }
+}
+
 /// A device reports that its port carries nothing any more, or that a queue pair has failed: lanes are off it at once, and
 /// not only when something that was sent has been missed for too long.
 #[test]
