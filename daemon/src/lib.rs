@@ -27,7 +27,7 @@ pub mod core;
 pub mod daemon;
 pub mod dataplane;
 pub mod histogram;
-mod lanes;
+pub mod lanes;
 mod metrics;
 pub mod nodes;
 pub mod os;

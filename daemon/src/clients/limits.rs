@@ -162,9 +162,13 @@ impl Cgroup {
         }
     }
 
-    #[cfg(test)]
+    /// What it has of both now, for tests.
     pub fn memory_taken(&self) -> u64 {
         self.memory.load(Relaxed)
+    }
+
+    pub fn lanes_taken(&self) -> u32 {
+        self.lanes.load(Relaxed)
     }
 
     /// May another client of this cgroup connect? Counted until the guard is dropped.
