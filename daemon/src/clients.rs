@@ -12,7 +12,7 @@ pub(crate) mod families;
 pub mod family;
 pub(crate) mod idle;
 pub mod ids;
-pub(crate) mod limits;
+pub mod limits;
 pub(crate) mod looks;
 pub(crate) mod notice;
 pub(crate) mod places;

@@ -4,7 +4,7 @@
 //! bytes of lanes, and their directions, are none of this room's business.
 
 pub(crate) mod capture;
-pub(crate) mod groups;
+pub mod groups;
 pub(crate) mod holders;
 pub(crate) mod inherited;
 pub(crate) mod sock;

@@ -27,11 +27,14 @@ pub mod core;
 pub mod daemon;
 pub mod dataplane;
 pub mod histogram;
-mod lanes;
+pub mod lanes;
 mod metrics;
 pub mod nodes;
 pub mod os;
 pub mod pairing;
 pub mod pods;
 pub mod rules;
+#[cfg(test)]
+#[path = "../tests/common/skip.rs"]
+mod skip;
 pub mod tasks;

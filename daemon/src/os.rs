@@ -13,7 +13,7 @@ pub mod fds;
 pub(crate) mod held;
 pub(crate) mod locality;
 pub mod memfd;
-pub(crate) mod memory_room;
+pub mod memory_room;
 pub(crate) mod namespaces;
 pub(crate) mod panics;
 pub(crate) mod pool;

@@ -172,8 +172,7 @@ fn a_reused_number_is_nobody() {
     }
     let (a, _b) = std::os::unix::net::UnixStream::pair().unwrap();
     if underpassd::os::sockopt::peer_pidfd(std::os::fd::AsFd::as_fd(&a)).is_err() {
-        eprintln!("\n*** SKIP: this kernel does not tell who connected but by number ***\n");
-        return;
+        return skip("this kernel does not tell who connected but by number");
     }
     let d = public();
     let script = "import ctypes,os,socket,sys\n\

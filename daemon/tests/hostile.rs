@@ -110,8 +110,7 @@ fn sockets_that_are_locked_hold_up_nobody() {
     let (c, _s) = tcp();
     let i = a.enter(&c, true);
     let Some(trap) = Trap::new() else {
-        eprintln!("\n*** SKIP: userfaultfd is not available ***\n");
-        return;
+        return skip("userfaultfd is not available");
     };
     let (fd, at) = (c.as_raw_fd(), trap.at as usize);
     let sender = std::thread::spawn(move || {

@@ -3,7 +3,8 @@
 mod common;
 use common::*;
 use rustix::fs::FlockOperation;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use underpass_admin::{Request, Response};
@@ -112,11 +113,20 @@ fn a_successor_waits_for_the_one_that_leaves() {
 /// Nothing that a step has half done, when it panicked, keeps the daemon for good.
 #[test]
 fn a_panic_keeps_no_daemon() {
-    let mut d = leaving();
-    let hostile = Shim::new(&d.dir);
-    say_bytes(&hostile.sock, b"test-panic", &[]);
-    while hear(&hostile.sock).is_some() {}
-    assert!(answers(&d));
-    drop(hostile);
-    assert!(d.wait().success());
+    const SAYS: &[u8] = b"test-panic\n";
+    for tool in [false, true] {
+        let mut d = leaving();
+        let hostile = Shim::new(&d.dir);
+        if tool {
+            let mut asks = UnixStream::connect(d.dir.join("admin.sock")).unwrap();
+            asks.write_all(SAYS).unwrap();
+            let _ = asks.read(&mut [0]); // its end, or an error
+        } else {
+            say_bytes(&hostile.sock, SAYS, &[]);
+            while hear(&hostile.sock).is_some() {}
+        }
+        assert!(answers(&d));
+        drop(hostile);
+        assert!(d.wait().success());
+    }
 }

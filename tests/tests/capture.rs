@@ -1,6 +1,9 @@
 //! `underpass capture`: what a lane carries, as packets. tshark reassembles what the application has sent; what comes too
 //! late is missing, and nothing else is there instead; nobody sees other people's bytes; the connection never notices.
 
+#[path = "../../daemon/tests/common/skip.rs"]
+mod skip;
+
 use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 use std::os::unix::fs::PermissionsExt;
@@ -330,7 +333,7 @@ fn it_ends_where_it_is_told_to() -> Result<()> {
 /// A daemon that users may ask. `None`: this is not root, who starts programs as them.
 fn for_all_users() -> Result<Option<Daemon>> {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIPPED: needs root");
+        skip::skip("needs root");
         return Ok(None);
     }
     let d = Daemon::start()?;

@@ -1,6 +1,9 @@
 //! `underpass run --verify` and `underpass check --pid`: each cause that keeps the library or the daemon
 //! away is named, and a program that has both is said to have both.
 
+#[path = "../../daemon/tests/common/skip.rs"]
+mod skip;
+
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
@@ -123,7 +126,7 @@ fn what_the_loader_does_not_load_is_named() -> Result<()> {
 #[test]
 fn root_rights_and_namespaces_are_named() -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIPPED: needs root");
+        skip::skip("needs root");
         return Ok(());
     }
     let d = Daemon::start()?;

@@ -22,3 +22,6 @@ mod authority;
 pub mod csi;
 pub mod devices;
 mod grpc;
+#[cfg(test)]
+#[path = "../../tests/common/skip.rs"]
+mod skip;

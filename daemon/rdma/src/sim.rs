@@ -97,6 +97,8 @@ struct Inner {
     descriptors: bool,
     /// The node whose queue pairs cannot be destroyed.
     holds: Option<usize>,
+    /// Who looks for this node's completions next panics.
+    panics: Option<usize>,
 }
 
 /// A device of a node: each has one port, on the wire of its rail.
@@ -203,6 +205,7 @@ impl World {
             lie: None,
             descriptors: false,
             holds: None,
+            panics: None,
         })))
     }
 
@@ -247,6 +250,11 @@ impl World {
     /// From now on a node's device refuses to destroy queue pairs.
     pub fn hold(&self, node: usize) {
         self.get_mut().holds = Some(node);
+    }
+
+    /// Whoever polls a completion queue of this node's next panics there, as if it had met a defect.
+    pub fn panic_at(&self, node: usize) {
+        self.get_mut().panics = Some(node);
     }
 
     /// Advances the time; everything that is due happens in order.

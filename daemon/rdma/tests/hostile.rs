@@ -3,21 +3,11 @@
 
 mod sim;
 
-use lane::abi::{Cursor, Epoch, RxFlags, Shared, TcpPos, TxPhase, Word};
+use sim::lies::{faults, lie_about, scribble_about, spoil, tampered};
 use sim::Sim;
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering::Relaxed;
-use underpass_rdma::engine::Control;
-use underpass_rdma::sim::{Faults, Rng};
-use underpass_rdma::wire::{Body, Message, DATA_MAX, LEN};
-
-fn faults() -> Faults {
-    Faults {
-        delay_ns: 5_000,
-        late_ns: 100_000,
-        ..Faults::default()
-    }
-}
+use underpass_rdma::sim::Rng;
+use underpass_rdma::wire::{Body, Message, LEN};
 
 /// Each of these checks has caught a lie.
 fn all_of(found: &BTreeSet<String>, wanted: &[&str]) {
@@ -26,68 +16,6 @@ fn all_of(found: &BTreeSet<String>, wanted: &[&str]) {
             found.iter().any(|f| f.contains(w)),
             "not among {found:#?}: {w}"
         );
-    }
-}
-
-/// A number that is wrong, but perhaps not by much.
-fn lie(x: u64, rng: &mut Rng) -> u64 {
-    match rng.below(6) {
-        0 => x.wrapping_add(1 + rng.below(5_000)),
-        1 => x.wrapping_sub(1 + rng.below(5_000)),
-        2 => 0,
-        3 => u64::MAX,
-        4 => x ^ 1 << rng.below(64),
-        _ => rng.next_u64(),
-    }
-}
-
-fn lie_about(body: &mut Body, rng: &mut Rng) {
-    let pick = rng.below(24);
-    let mut l = |x: u64| lie(x, rng);
-    match body {
-        Body::Cdc(c) => match pick % 8 {
-            0 => c.head = Cursor::new(l(c.head.get())),
-            1 => c.cursor = Cursor::new(l(c.cursor.get())),
-            2 => c.tx_epoch = Epoch::new(l(c.tx_epoch.get().into()) as u32),
-            3 => c.rx_epoch = Epoch::new(l(c.rx_epoch.get().into()) as u32),
-            4 => c.tx_phase = TxPhase::from_raw((l(c.tx_phase.raw().into()) % 6) as u8),
-            5 => c.rx_flags = RxFlags::from_raw(l(c.rx_flags.raw().into()) as u8),
-            6 => c.flags = (l(c.flags.into()) % 8) as u8,
-            _ => c.moves = l(c.moves.into()) as u8,
-        },
-        Body::Switch {
-            epoch,
-            attempt,
-            tcp_pos,
-            start,
-        } => match pick % 4 {
-            0 => *epoch = Epoch::new(l(epoch.get().into()) as u32),
-            1 => *attempt = l((*attempt).into()) as u32,
-            2 => *tcp_pos = TcpPos::new(l(tcp_pos.get())),
-            _ => *start = Cursor::new(l(start.get())),
-        },
-        Body::SwitchReply { epoch, attempt, ok } => match pick % 3 {
-            0 => *epoch = Epoch::new(l(epoch.get().into()) as u32),
-            1 => *attempt = l((*attempt).into()) as u32,
-            _ => *ok = !*ok,
-        },
-        Body::Ring { moves, log2, from } => match pick % 3 {
-            0 => *moves = l((*moves).into()) as u32,
-            1 => *log2 = l((*log2).into()) as u8,
-            _ => *from = Cursor::new(l(from.get())),
-        },
-        Body::RingReply { moves, place } => match (pick % 3, place) {
-            (0, _) => *moves = l((*moves).into()) as u32,
-            (1, Some(p)) => p.region = l(p.region.into()) as u32,
-            (_, Some(p)) => p.offset = l(p.offset),
-            _ => {}
-        },
-        Body::ConfirmRkey(Some(k)) => match pick % 3 {
-            0 => k.addr = l(k.addr),
-            1 => k.len = l(k.len),
-            _ => k.rkey = l(k.rkey.into()) as u32,
-        },
-        _ => {}
     }
 }
 
@@ -152,60 +80,6 @@ fn lies_about_one_lane() {
     );
 }
 
-/// Spoils a message between nodes in one of several ways.
-fn spoil(bytes: &mut Vec<u8>, rng: &mut Rng) {
-    match (rng.below(3), Message::decode(bytes)) {
-        (0, Ok((mut m, _))) => {
-            lie_about(&mut m.body, rng);
-            match rng.below(8) {
-                0 => m.token = lie(m.token.into(), rng) as u32,
-                1 => m.credits = lie(m.credits.into(), rng) as u16,
-                2 => m.seq = lie(m.seq.into(), rng) as u16,
-                _ => {}
-            }
-            bytes[..LEN].copy_from_slice(&m.encode());
-        }
-        (1, _) => {
-            let i = rng.below(bytes.len() as u64) as usize;
-            bytes[i] = rng.next_u64() as u8;
-        }
-        (_, _) if rng.one_in(10) => {
-            let n = rng.below((LEN + DATA_MAX) as u64) as usize;
-            bytes.resize(n, rng.next_u64() as u8);
-        }
-        _ => bytes[8..].fill_with(|| rng.next_u64() as u8),
-    }
-}
-
-/// What the peer's daemon says instead over the channel.
-fn tampered(m: Control, rng: &mut Rng) -> Control {
-    let mut l = |x: u32| lie(x.into(), rng) as u32;
-    match m {
-        Control::QpOffer(mut e) | Control::QpAnswer(mut e) => {
-            match l(0) % 5 {
-                0 => e.link = l(e.link),
-                1 => e.qpn = l(e.qpn),
-                2 => e.depth = l(e.depth.into()) as u16,
-                3 => e.mtu = l(e.mtu.into()) as u8,
-                _ => return Control::QpOffer(e),
-            }
-            Control::QpAnswer(e)
-        }
-        Control::QpDead { link } => Control::QpDeadAck { link: l(link) },
-        Control::SwitchQuery { token, from, .. } => Control::SwitchAnswer {
-            token: l(token),
-            epoch: l(from),
-            attempt: 1,
-            stands: true,
-        },
-        Control::Close { token, from } => Control::Close {
-            token: l(token),
-            from: l(from),
-        },
-        _ => Control::CloseAck { token: l(0) },
-    }
-}
-
 /// The peer's daemon says anything.
 #[test]
 fn lies_about_everything() {
@@ -252,11 +126,6 @@ fn lies_about_everything() {
     );
 }
 
-fn scribble<W: Word>(word: &Shared<W>, rng: &mut Rng) {
-    let new = lie(word.load(Relaxed).raw(), rng);
-    word.store(W::from_raw(new), Relaxed);
-}
-
 /// An application writes anything into its words for one lane: its other lanes, and all others, do
 /// not notice.
 #[test]
@@ -273,26 +142,7 @@ fn an_application_scribbles() {
             sim.tick(true);
             if rng.one_in(20) {
                 let words = sim.nodes[0].clients[0].app.control().expect("mapped");
-                let (t, r) = (&words.tx[slot], &words.rx[slot]);
-                match rng.below(11) {
-                    0 => scribble(&words.heads[slot], &mut rng),
-                    1 => scribble(&words.cursors[slot], &mut rng),
-                    2 => scribble(&t.up_tcp_pos, &mut rng),
-                    3 => scribble(&t.up_start, &mut rng),
-                    4 => scribble(&t.loc[0], &mut rng),
-                    5 => scribble(&t.loc[1], &mut rng),
-                    6 => scribble(&t.loc_from[0], &mut rng),
-                    7 => scribble(&t.loc_from[1], &mut rng),
-                    8 => scribble(&r.revoked, &mut rng),
-                    9 => scribble(&t.state, &mut rng),
-                    _ => scribble(&r.word, &mut rng),
-                }
-                if rng.one_in(6) {
-                    t.loc_seq.store(rng.next_u64() as u32, Relaxed);
-                }
-                words.seq[slot / lane::abi::LANES_PER_COUNTER]
-                    .0
-                    .fetch_add(1, Relaxed);
+                scribble_about(words, slot, &mut rng);
             }
         }
         sim.run(0, 0);

@@ -18,7 +18,7 @@ const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 
 /// The pod that asks, as the API server knows it.
 #[derive(Debug, PartialEq)]
-pub(super) struct Asker {
+pub struct Asker {
     pub pod: String,
     uid: String,
     node: Option<String>,
@@ -29,12 +29,12 @@ fn has(status: &CertificateSigningRequestStatus, type_: &str) -> bool {
     all.clone().any(|c| c.type_ == type_)
 }
 
-pub(super) fn is_approved(status: &CertificateSigningRequestStatus) -> bool {
+pub fn is_approved(status: &CertificateSigningRequestStatus) -> bool {
     has(status, "Approved")
 }
 
 /// Is there nothing left to do?
-pub(super) fn is_answered(request: &CertificateSigningRequest) -> bool {
+pub fn is_answered(request: &CertificateSigningRequest) -> bool {
     request.status.as_ref().is_some_and(|s| {
         s.certificate.as_ref().is_some_and(|c| !c.0.is_empty())
             || has(s, "Denied")
@@ -43,14 +43,14 @@ pub(super) fn is_answered(request: &CertificateSigningRequest) -> bool {
 }
 
 /// Was it made by the account of our nodes' daemons? (The API server writes who made it.)
-pub(super) fn is_ours(request: &CertificateSigningRequest, o: &Options) -> bool {
+pub fn is_ours(request: &CertificateSigningRequest, o: &Options) -> bool {
     let wanted = format!("system:serviceaccount:{}:{}", o.namespace, o.account);
     request.spec.username == Some(wanted)
 }
 
 impl Asker {
     /// `Err`: it is not a daemon of a node that asks.
-    pub(super) fn of(request: &CertificateSigningRequest) -> Result<Asker, String> {
+    pub fn of(request: &CertificateSigningRequest) -> Result<Asker, String> {
         let said = |key: &str| {
             let all = request.spec.extra.as_ref()?.get(key)?;
             match &**all {
@@ -68,7 +68,7 @@ impl Asker {
 
 /// The node, and the key to sign, if what is asked for is a certificate of the node that the asker runs on. `pod`: that of
 /// the asker's name.
-pub(super) fn judge(
+pub fn judge(
     request: &CertificateSigningRequest,
     asker: &Asker,
     pod: Option<&Pod>,

@@ -24,7 +24,7 @@
 )]
 
 mod authority;
-mod judge;
+pub mod judge;
 mod keep;
 
 use authority::Kept;

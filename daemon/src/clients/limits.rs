@@ -176,6 +176,11 @@ impl Cgroup {
         self.granted.load(Relaxed)
     }
 
+    /// Lanes that it has, for tests.
+    pub fn lanes_taken(&self) -> u32 {
+        self.lanes.load(Relaxed)
+    }
+
     /// May another client of this cgroup connect? Counted until the guard is dropped.
     pub fn enter(self: &Arc<Self>) -> Option<Member> {
         let taken = take(&self.clients, self.limits.clients);

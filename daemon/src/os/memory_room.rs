@@ -21,9 +21,9 @@ const LEFT: (u64, u64) = (4 << 20, 256 << 20);
 
 /// Where the cgroups that limit memory are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Hierarchy {
+pub struct Hierarchy {
     /// Where it is mounted.
-    top: PathBuf,
+    pub top: PathBuf,
     /// The cgroup that is mounted there, as `/proc/PID/cgroup` names it.
     root: String,
     version: Version,
@@ -37,7 +37,7 @@ enum Version {
 
 impl Hierarchy {
     /// From the text of `/proc/self/mountinfo`: the memory controller's of version 1, else version 2.
-    fn of(mountinfo: &str) -> Option<Hierarchy> {
+    pub fn of(mountinfo: &str) -> Option<Hierarchy> {
         let found = |fs: &str, option: &str, version| {
             mountinfo.lines().find_map(|l| {
                 let (mount, of) = l.split_once(" - ")?;
@@ -57,7 +57,7 @@ impl Hierarchy {
     }
 
     /// The directories of a process's cgroup and of those above it, from what `/proc/PID/cgroup` says of it.
-    fn levels(&self, cgroups: &str) -> Vec<PathBuf> {
+    pub fn levels(&self, cgroups: &str) -> Vec<PathBuf> {
         let of = |l: &str| {
             let mut f = l.splitn(3, ':');
             let (id, controllers, path) = (f.next()?, f.next()?, f.next()?);
@@ -72,7 +72,8 @@ impl Hierarchy {
         };
         // (Seen from a cgroup namespace, others' begin with `..`: what is mounted may be above it.)
         let mut path = path.as_str();
-        while let Some(rest) = path.strip_prefix("/..") {
+        let above = |p: &&str| p.is_empty() || p.starts_with('/'); // (a name may begin so)
+        while let Some(rest) = path.strip_prefix("/..").filter(above) {
             path = rest;
         }
         let path = path.strip_prefix(&self.root).unwrap_or(path);
@@ -308,6 +309,7 @@ mod tests {
         );
         assert_eq!(room.read(), Some(40 * MIB));
         assert_eq!(all.of("0::/elsewhere\n").read(), None, "it is nowhere");
+        assert_eq!(all.of("0::/..pod/c\n").read(), None, "another name");
         assert_eq!(all.of("").read(), None);
     }
 

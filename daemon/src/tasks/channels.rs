@@ -17,7 +17,7 @@ use crate::nodes::peers::cut::Cut;
 use crate::nodes::peers::directory::{Name, PORT};
 use crate::nodes::peers::msg::{CloseReason, Msg};
 use crate::nodes::peers::{Peers, QUEUE};
-use crate::os::panics::{contain, Part};
+use crate::os::panics::{contain, injected, Part};
 use crate::os::random::random;
 use bytes::BytesMut;
 use context::Context;
@@ -402,7 +402,7 @@ async fn read<R: AsyncReadExt + Unpin>(
         tokio::task::yield_now().await;
         match tokio::time::timeout(SILENT, r.read_buf(frames.room())).await {
             Ok(Ok(0)) => return End::silent("the peer closed the channel"),
-            Ok(Ok(_)) => {}
+            Ok(Ok(_)) => injected(frames.room(), || ctx.shared.borrow_mut().half_done()),
             Ok(Err(e)) => return End::silent(tls::explain(&e)),
             Err(_) => return End::told(CloseReason::Other, "nothing was heard for too long"),
         }

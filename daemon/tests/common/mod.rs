@@ -5,9 +5,13 @@
 
 mod cgroup;
 mod daemon;
+mod peer;
+mod skip;
 mod tenants;
 pub use cgroup::*;
 pub use daemon::*;
+pub use peer::*;
+pub(crate) use skip::skip;
 pub use tenants::*;
 
 use lane::abi::{Control, Epoch, TcpPos, CONTROL_BYTES};
@@ -570,11 +574,11 @@ fn readable(fd: i32, ms: i32) -> bool {
     unsafe { libc::poll(&mut p, 1, ms) == 1 }
 }
 
-/// Tests of what only root can set up say so loudly when they cannot.
+/// Is this root? Tests of what only root can set up say so when they cannot.
 pub fn root_or_skip(what: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        eprintln!("\n*** SKIP: {what} needs root ***\n");
+        skip(&format!("{what} needs root"));
     }
     root
 }

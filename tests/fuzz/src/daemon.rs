@@ -1,4 +1,5 @@
-//! Decoders in the daemon's own crate: messages of other nodes' daemons, its configuration, family tables.
+//! Decoders in the daemon's own crate: messages of other nodes' daemons, its configuration, family tables, the file of rules,
+//! what `/proc` says of a process.
 
 use crate::input::{pieces, Input};
 use bytes::BytesMut;
@@ -6,11 +7,15 @@ use lane::family::{state, Conn, Header, CONNS, HOLDERS, TABLE_BYTES};
 use std::mem::{offset_of, size_of};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use underpass_admin::proc;
+use underpass_admin::rules::{Action, Rule};
 use underpassd::clients::family::{home, Family};
 use underpassd::config::Config;
 use underpassd::nodes::peers::msg::{Frames, Msg};
 use underpassd::os::fds::Foreign;
 use underpassd::os::memfd::Ident;
+use underpassd::os::memory_room::Hierarchy;
+use underpassd::rules::{self, Rules, Subject};
 
 /// What comes over a channel, in pieces.
 pub(crate) fn peers(data: &[u8]) {
@@ -56,6 +61,73 @@ pub(crate) fn config(data: &[u8]) {
                 let _ = c.limits();
             }
         },
+    }
+}
+
+/// The file of rules that an administrator has added. What cannot be followed denies everything.
+pub(crate) fn rule(data: &[u8]) {
+    let dir = std::env::temp_dir().join(format!("underpass-fuzz-{}", std::process::id()));
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join(rules::FILE), data).unwrap();
+    let mut all = Rules::default();
+    all.keep_in(&dir);
+    let [added, configured] = all.shown();
+    assert!(configured.is_empty());
+    let wanted = match serde_json::from_slice::<Vec<Rule>>(data) {
+        Err(_) => vec![Rule::default()],
+        Ok(mut rules) => {
+            let can = |r: &Rule| rules::check(std::slice::from_ref(r)).is_ok();
+            rules
+                .iter_mut()
+                .filter(|r| !can(r))
+                .for_each(|r| *r = Rule::default());
+            rules
+        }
+    };
+    assert_eq!(added, wanted);
+    let end = Subject {
+        program: "a",
+        uid: 1,
+        addresses: [([10, 0, 0, 1], 80).into(), ([10, 0, 0, 2], 81).into()],
+        namespace: Some("n"),
+    };
+    let denied = all.deny(&end);
+    assert!(denied || added.first() != Some(&Rule::default()));
+    assert!(!denied || added.iter().any(|r| r.action == Action::Deny));
+    // What is added comes first, and all of it is kept.
+    let allow = Rule {
+        action: Action::Allow,
+        ..Rule::default()
+    };
+    match all.add(allow) {
+        Err(e) => assert!(!e.to_string().is_empty()),
+        Ok(()) => {
+            assert!(!all.deny(&end));
+            let mut next = Rules::default();
+            next.keep_in(&dir);
+            assert_eq!(next.shown(), all.shown());
+            next.delete(1).expect("it is there");
+            assert_eq!((next.shown()[0].clone(), next.deny(&end)), (added, denied));
+        }
+    }
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// `/proc/self/mountinfo`, and behind a zero `/proc/PID/cgroup`.
+pub(crate) fn proc(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let (mounts, cgroups) = text.split_once('\0').unwrap_or(("", &text));
+    let key = proc::cgroup_key(cgroups);
+    assert!(key.starts_with('/') && (key == "/" || !key.ends_with('/')));
+    assert_eq!(proc::cgroup_key(&format!("0::{key}")), key, "it is its own");
+    let Some(h) = Hierarchy::of(mounts) else {
+        return;
+    };
+    let levels = h.levels(cgroups);
+    assert!(levels.len() <= cgroups.len() + 1);
+    for (n, l) in levels.iter().enumerate() {
+        assert!(l.starts_with(&h.top), "{l:?} is not in {:?}", h.top);
+        assert!(n == 0 || levels[n - 1].starts_with(l));
     }
 }
 

@@ -1,4 +1,5 @@
-//! Fuzz targets: what decodes foreign bytes, and an end of a lane beside a peer that writes anything.
+//! Fuzz targets: what decodes foreign bytes, the state machines of the daemon and its engine beside others that say anything,
+//! and an end of a lane beside a peer that writes anything.
 //!
 //! A target takes any bytes and panics if a property does not hold. `make fuzz` has libFuzzer look for such bytes; the
 //! inputs kept under `corpus/TARGET`, and [`seeds`], are an ordinary test (`tests/replay.rs`).
@@ -9,7 +10,12 @@
 mod admin;
 mod area;
 #[cfg(feature = "daemon")]
+mod cluster;
+#[cfg(feature = "daemon")]
 mod daemon;
+mod engine;
+#[cfg(feature = "daemon")]
+mod groups;
 mod input;
 mod node;
 pub mod seeds;
@@ -26,11 +32,22 @@ pub const TARGETS: &[Target] = &[
     #[cfg(feature = "daemon")]
     ("config", daemon::config),
     ("control", shim::control),
+    #[cfg(feature = "daemon")]
+    ("csr", cluster::csr),
+    ("engine", engine::engine),
     ("frame", shim::frame),
+    #[cfg(feature = "daemon")]
+    ("groups", groups::groups),
     ("nri", node::nri),
     #[cfg(feature = "daemon")]
     ("peers", daemon::peers),
+    #[cfg(feature = "daemon")]
+    ("proc", daemon::proc),
     ("queue", node::queue),
+    #[cfg(feature = "daemon")]
+    ("review", cluster::review),
+    #[cfg(feature = "daemon")]
+    ("rule", daemon::rule),
     #[cfg(feature = "daemon")]
     ("table", daemon::table),
     ("words", shim::words),

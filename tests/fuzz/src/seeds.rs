@@ -14,6 +14,7 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
         "area" => shim::area(),
         "capture" => node::capture(),
         "control" => shim::control(),
+        "engine" => node::engine(),
         "frame" => shim::frames(),
         "nri" => node::nri(),
         "queue" => node::queue(),
@@ -21,7 +22,17 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
         #[cfg(feature = "daemon")]
         "config" => daemon::config(),
         #[cfg(feature = "daemon")]
+        "csr" => daemon::csr(),
+        #[cfg(feature = "daemon")]
+        "groups" => daemon::groups(),
+        #[cfg(feature = "daemon")]
         "peers" => daemon::peers(),
+        #[cfg(feature = "daemon")]
+        "proc" => daemon::proc(),
+        #[cfg(feature = "daemon")]
+        "review" => daemon::review(),
+        #[cfg(feature = "daemon")]
+        "rule" => daemon::rule(),
         #[cfg(feature = "daemon")]
         "table" => daemon::table(),
         _ => Vec::new(),

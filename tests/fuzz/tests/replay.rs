@@ -58,4 +58,4 @@ macro_rules! targets {
     };
 }
 
-targets! { admin area capture config control frame nri peers queue table words }
+targets! { admin area capture config control csr engine frame groups nri peers proc queue review rule table words }

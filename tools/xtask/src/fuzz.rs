@@ -78,7 +78,7 @@ fn program(tree: &Tree, name: &str) -> (Command, PathBuf, PathBuf) {
         .args([
             "-timeout=10",
             "-rss_limit_mb=2048",
-            "-verbosity=0",
+            "-print_funcs=0",
             "-print_final_stats=1",
         ]);
     (c, found, tree.root.join("tests/fuzz/corpus").join(name))
@@ -92,13 +92,13 @@ fn run(tree: &Tree, name: String) -> Step {
         .arg(format!("-max_total_time={seconds}"))
         .arg("-max_len=4096")
         .args([found, kept]);
-    Step::new(title(&name), Kind::Check, seconds + 10, c)
+    Step::new(title(&name), Kind::Fuzz, seconds + 10, c)
 }
 
 fn merged(tree: &Tree, name: String) -> Step {
     let (mut c, found, kept) = program(tree, &name);
     c.arg("-merge=1").args([kept, found]);
-    Step::new(title(&name), Kind::Check, 60, c)
+    Step::new(title(&name), Kind::Fuzz, 60, c)
 }
 
 fn title(name: &str) -> &'static str {

@@ -14,6 +14,8 @@ pub enum Kind {
     Tests,
     /// One check that passes or fails by its exit code.
     Check,
+    /// A check by libFuzzer: how far it came is shown.
+    Fuzz,
     /// Our own build; if it fails, nothing after it can run.
     Build,
 }
@@ -78,6 +80,12 @@ struct Count {
     skipped: u64,
     /// Of these, those that the test program itself says cannot run here.
     ignored: u64,
+    /// Those that say so while they run, and pass: which, and why. So many of them are the running test program's.
+    skips: Vec<String>,
+    unsettled: u64,
+    /// How far libFuzzer came: edges (of code) and executions.
+    edges: Option<u64>,
+    executions: Option<u64>,
     /// Tests that failed, and what each said.
     names: Vec<(String, Said)>,
     /// The failed test whose words are being printed.
@@ -123,11 +131,17 @@ impl Count {
                     .find_map(|n| n.trim().parse::<u64>().ok())
                     .unwrap_or(0)
             };
-            self.passed += number("passed");
+            let passed = number("passed");
+            let skips = std::mem::take(&mut self.unsettled).min(passed);
+            self.passed += passed - skips;
             self.failed += number("failed");
-            self.ignored += number("ignored");
-            self.skipped += number("ignored") + number("filtered out");
+            self.ignored += number("ignored") + skips;
+            self.skipped += number("ignored") + number("filtered out") + skips;
             self.says = None;
+        } else if let Some(what) = between(line, "*** SKIP: ", " ***") {
+            // (daemon/tests/common/skip.rs)
+            self.skips.push(what.into());
+            self.unsettled += 1;
         } else if let Some(name) = between(line, "test ", " ... FAILED") {
             // (libtest-mimic lines the results up.)
             self.failed(name.trim_end());
@@ -139,6 +153,20 @@ impl Count {
         } else if let Some((_, said)) = self.says.and_then(|i| self.names.get_mut(i)) {
             said.line(line);
         }
+    }
+
+    /// `#4096 pulse  cov: 523 ft: 1201 corp: 97/3Kb ...`, many of them; `stat::number_of_executed_units: 70000`. Is it one of
+    /// the many, which nobody needs to see?
+    fn fuzzed(&mut self, line: &str) -> bool {
+        let number = |text: &str| text.split_whitespace().next()?.parse().ok();
+        if let Some(units) = line.strip_prefix("stat::number_of_executed_units:") {
+            self.executions = number(units);
+        }
+        let edges = line.strip_prefix('#').and_then(|l| l.split_once(" cov: "));
+        if let Some((_, n)) = edges {
+            self.edges = number(n);
+        }
+        edges.is_some()
     }
 
     fn failed(&mut self, name: &str) {
@@ -222,10 +250,17 @@ fn one(tree: &Tree, mut step: Step) -> Count {
     let then = match (step.command.take(), step.then) {
         (None, _) => crate::made("build", build::installed(tree)).then(Vec::new),
         (Some(c), Then::Built(first)) => beside::built(c, first),
-        (Some(mut c), Then::Commands(all)) => watch(&mut c, &mut count).then_some(all),
+        (Some(c), Then::Commands(all)) => watch(c, step.kind, &mut count).then_some(all),
     };
     let ok = then.is_some_and(|all| beside::run(all, &mut count, &mut std::io::stdout()));
-    if step.kind == Kind::Tests {
+    if step.kind == Kind::Fuzz {
+        let (edges, executions) = (count.edges, count.executions);
+        count = Count {
+            edges,
+            executions,
+            ..check(ok)
+        };
+    } else if step.kind == Kind::Tests {
         // A test program that did not compile or died printed no result, and names that match no
         // test run none: that is a failure.
         if count.failed == 0 && (!ok || count.passed + count.ignored == 0) {
@@ -259,8 +294,13 @@ fn summary(rows: &[Row]) -> (String, bool) {
         } else {
             ""
         };
+        let number = |n: Option<u64>| n.map_or("?".into(), |n| n.to_string());
+        let came = match (c.edges, c.executions) {
+            (None, None) => String::new(),
+            (e, n) => format!("  {} edges, {} executions", number(e), number(n)),
+        };
         text += &format!(
-            "{name:<14}{:>8}{:>8}{:>9}{:>9.1}{budget:>8}{over}\n",
+            "{name:<14}{:>8}{:>8}{:>9}{:>9.1}{budget:>8}{over}{came}\n",
             c.passed,
             c.failed,
             c.skipped,
@@ -277,7 +317,7 @@ fn summary(rows: &[Row]) -> (String, bool) {
     let took: Duration = rows.iter().map(|r| r.took).sum();
     line("total", &sum, took, rows.iter().map(|r| r.budget).sum());
     for r in rows {
-        if let Some(why) = &r.count.left_out {
+        for why in r.count.left_out.iter().chain(&r.count.skips) {
             text += &format!("SKIPPED {}: {why}\n", r.name);
         }
         for (n, said) in &r.count.names {
@@ -301,23 +341,34 @@ fn summary(rows: &[Row]) -> (String, bool) {
     (text, ran && sum.failed == 0)
 }
 
-/// Runs a command, shows its output, counts its results.
-fn watch(c: &mut Command, count: &mut Count) -> bool {
-    let mut child = match c.stdin(Stdio::null()).stdout(Stdio::piped()).spawn() {
-        Ok(p) => p,
+/// Runs a command, shows its output, counts its results. (Skipped tests, and libFuzzer, say so on standard error. What only
+/// builds may have a terminal there, and shows how far it is.)
+fn watch(mut c: Command, kind: Kind, count: &mut Count) -> bool {
+    let mut run = || {
+        let (from, to) = std::io::pipe()?;
+        if matches!(kind, Kind::Tests | Kind::Fuzz) {
+            c.stderr(to.try_clone()?);
+        }
+        let child = c.stdin(Stdio::null()).stdout(to).spawn()?;
+        Ok::<_, std::io::Error>((from, child))
+    };
+    let (from, mut child) = match run() {
+        Ok(both) => both,
         Err(e) => {
             eprintln!("{c:?}: {e}");
             return false;
         }
     };
-    if let Some(out) = child.stdout.take() {
-        let mut reader = BufReader::new(out);
-        let mut line = Vec::new();
-        while reader.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+    drop(c); // its ends of the pipe
+    let mut reader = BufReader::new(from);
+    let mut line = Vec::new();
+    while reader.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+        let text = String::from_utf8_lossy(&line);
+        if kind != Kind::Fuzz || !count.fuzzed(text.trim_end()) {
             let _ = std::io::stdout().write_all(&line);
-            count.line(String::from_utf8_lossy(&line).trim_end());
-            line.clear();
         }
+        count.line(text.trim_end());
+        line.clear();
     }
     child.wait().is_ok_and(|s| s.success())
 }
@@ -372,6 +423,57 @@ mod tests {
         assert_eq!((c.passed, c.failed, c.skipped), (13, 1, 6));
         assert_eq!(c.ignored, 2);
         assert_eq!(c.names, [("a::b".into(), Said::default())]);
+    }
+
+    #[test]
+    fn a_test_that_says_it_cannot_run_is_no_pass() {
+        let said = |lines: &[&str]| {
+            let mut c = Count::default();
+            lines.iter().for_each(|l| c.line(l));
+            c
+        };
+        let some = said(&[
+            "test a ...",
+            "*** SKIP: a: it needs root ***",
+            "ok",
+            "test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out",
+            "test result: ok. 5 passed; 0 failed;",
+        ]);
+        assert_eq!((some.passed, some.failed, some.skipped), (6, 0, 2));
+        // All that there is may be skipped: the step has run, as if the test program had ignored it.
+        let all = said(&[
+            "*** SKIP: b: no room ***",
+            "test result: ok. 1 passed; 0 failed;",
+        ]);
+        assert_eq!((all.passed, all.skipped, all.ignored), (0, 1, 1));
+        let (text, ok) = summary(&[row("unit", some, 1, 9), row("tenants", all, 1, 9)]);
+        assert!(ok);
+        assert!(
+            text.contains("\nSKIPPED unit: a: it needs root\n"),
+            "{text}"
+        );
+        assert!(text.contains("\nSKIPPED tenants: b: no room\n"), "{text}");
+        assert!(text.ends_with("6 passed, 0 failed, 3 skipped in 2 s"));
+        // Other words, and a test that says so and fails, take nothing away.
+        let failed = said(&[
+            "*** SKIPPED ***",
+            "*** SKIP: c: why ***",
+            "test result: FAILED. 0 passed; 1 failed;",
+            "test result: ok. 5 passed; 0 failed;",
+        ]);
+        assert_eq!((failed.passed, failed.failed, failed.skipped), (5, 1, 0));
+    }
+
+    #[test]
+    fn shows_how_far_libfuzzer_came() {
+        let tree = Tree::find();
+        let lines = "INFO: seed\\n#2\\tINITED cov: 7 ft: 9 corp: 2/3b\\n#70\\tDONE   cov: 12 ft: 30 corp: 5/9b\\n\
+            Done 70 runs\\nstat::number_of_executed_units: 71\\n";
+        let c = tree.command("sh", &["-c", &format!("printf '{lines}' >&2")]);
+        let count = one(&tree, Step::new("fuzz x", Kind::Fuzz, 30, c));
+        assert_eq!((count.passed, count.failed), (1, 0));
+        let (text, _) = summary(&[row("fuzz x", count, 21, 30)]);
+        assert!(text.contains("30  12 edges, 71 executions\n"), "{text}");
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl Node {
         let made = child.stdout.as_mut()?.read(&mut line).ok()? == 1;
         let node = Node(child);
         if !made {
-            eprintln!("skipped: no mount namespace can be made here");
+            crate::skip::skip("no mount namespace can be made here");
         }
         made.then_some(node)
     }

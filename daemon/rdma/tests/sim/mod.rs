@@ -6,6 +6,7 @@
 
 pub mod app;
 mod build;
+pub mod lies;
 pub mod tcp;
 mod words;
 

@@ -9,6 +9,7 @@ use crate::nodes::peers::digest::{Key, LABEL};
 use crate::nodes::peers::directory::{Name, Peer};
 use crate::nodes::peers::msg::{CloseReason, Frames, Msg, MIN_VERSION, VERSION};
 use crate::nodes::peers::{pairing, Accepted};
+use crate::os::panics::injected;
 use bytes::BytesMut;
 use lane::num;
 use lane::proto::reason::Reason;
@@ -135,6 +136,7 @@ async fn listen<S: AsyncReadExt + Unpin>(
                 "it closed the connection without a hello",
             ));
         }
+        injected(f.room(), || ());
     }
 }
 

@@ -3,6 +3,7 @@
 use super::in_pieces;
 use bytes::BytesMut;
 use lane::family::{flag, state, Conn, Header, MAGIC};
+use serde_json::json;
 use std::mem::size_of;
 use std::sync::atomic::Ordering::Relaxed;
 use underpass_rdma::engine::Control;
@@ -127,4 +128,134 @@ pub(super) fn table() -> Vec<Vec<u8>> {
         })
     };
     vec![[&header[..], &[5], &entry].concat()]
+}
+
+pub(super) fn rule() -> Vec<Vec<u8>> {
+    let all = [
+        r#"[{"action":"allow","uids":[1],"ports":[80,6379]},{"addresses":["10.0.0.0/8","fd00::1"]}]"#,
+        r#"[{"action":"deny","programs":["a","sshd"],"namespaces":["n"]},{"action":"allow"},{}]"#,
+        r#"[{"addresses":["10.0.0.1/8"]}]"#,
+        r#"[{"prots":[1]}]"#,
+    ];
+    all.map(|t| t.as_bytes().to_vec()).to_vec()
+}
+
+pub(super) fn proc() -> Vec<Vec<u8>> {
+    let uid = "0123abcd-0123-0123-0123-0123456789ab";
+    let two = "29 23 0:26 / / rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
+    let one = "35 31 0:32 /docker/x /usr rw - cgroup cgroup rw,memory\n";
+    let all = [
+        format!("{two}\x000::/usr/lib/a.service/b\n"),
+        format!("{two}{one}\x004:cpu:/\n5:cpuacct,memory:/docker/x/lib/y\n0::/\n"),
+        format!("\x005:memory:/kubepods/burstable/pod{uid}/c1\n"),
+        format!("{two}\x000::/../../usr/user-1000.slice/x\n"),
+    ];
+    all.map(String::into_bytes).to_vec()
+}
+
+/// A pod's review, behind what is configured.
+pub(super) fn review() -> Vec<Vec<u8>> {
+    let review = |pod: serde_json::Value| {
+        let body = json!({
+            "kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1",
+            "request": {
+                "uid": "705ab4f5", "kind": {"group": "", "version": "v1", "kind": "Pod"},
+                "namespace": "shop", "operation": "CREATE", "object": pod,
+            },
+        });
+        body.to_string()
+    };
+    let asks = json!({"underpass.io/enabled": "true", "underpass.io/containers": "c"});
+    let plain = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]}});
+    let more = json!({
+        "metadata": {"generateName": "p-", "annotations": asks},
+        "spec": {
+            "runtimeClassName": "runc", "nodeSelector": {"kubernetes.io/os": "linux"},
+            "volumes": [{"name": "underpass", "emptyDir": {}}],
+            "initContainers": [{"name": "i", "restartPolicy": "Always", "volumeMounts": []}],
+            "containers": [
+                {"name": "c", "env": [{"name": "LD_PRELOAD", "value": "/x.so"}, {"name": "A", "valueFrom": {}}]},
+                {"name": "d", "volumeMounts": [{"name": "v", "mountPath": "/run/underpass"}]},
+            ],
+        },
+    });
+    let annotated = json!({
+        "metadata": {"name": "p", "annotations": {"underpass.io/enabled": "true"}},
+        "spec": {
+            "volumes": [{"name": "v", "csi": {"driver": "csi.underpass.io", "readOnly": true}}],
+            "containers": [{"name": "c", "env": null}],
+        },
+    });
+    let all = [(1, plain.clone()), (4, plain), (0, more), (0, annotated)];
+    all.map(|(how, pod)| [&[how], review(pod).as_bytes()].concat())
+        .to_vec()
+}
+
+/// Which pod there is, a request as the API has it, and what is to be signed.
+pub(super) fn csr() -> Vec<Vec<u8>> {
+    const PEM: &str = include_str!("csr.pem");
+    let bound = |more: serde_json::Value| {
+        let mut extra = json!({
+            "authentication.kubernetes.io/pod-name": ["p"],
+            "authentication.kubernetes.io/pod-uid": ["u"],
+        });
+        extra["authentication.kubernetes.io/node-name"] = more;
+        let request = json!({
+            "metadata": {"name": "r"},
+            "spec": {
+                "request": "", "signerName": "underpass.io/node", "usages": ["digital signature"],
+                "username": "system:serviceaccount:sys:underpass", "extra": extra,
+            },
+            "status": {"conditions": [{"type": "Approved", "status": "True"}]},
+        });
+        request.to_string()
+    };
+    let whole = |how: u8, request: String, pem: &str| {
+        let len = (request.len() as u16).to_le_bytes();
+        [&[how][..], &len, request.as_bytes(), pem.as_bytes()].concat()
+    };
+    vec![
+        whole(1, bound(json!(["a"])), PEM),
+        whole(0, bound(json!(["a"])), PEM),
+        whole(5, bound(json!([])), PEM),
+        whole(
+            1,
+            bound(json!(["b"])),
+            "-----BEGIN CERTIFICATE REQUEST-----\nMAA=\n",
+        ),
+    ]
+}
+
+/// Limits; two clients get a lane and a further chunk, give the lane back, and die. A third refuses.
+pub(super) fn groups() -> Vec<Vec<u8>> {
+    let set_up = [
+        &[15u8, 15][..],
+        &[0, 0, 0, 1, 0], // connect
+        &[2, 0, 0, 0, 0], // each seals its first file,
+        &[2, 1, 1, 0, 0],
+        &[4, 0, 0, 0, 0], // and has mapped it
+        &[4, 1, 1, 0, 0],
+    ]
+    .concat();
+    let grow = [
+        &[7u8, 0, 0, 0, 0][..],
+        &[2, 0, 0, 0, 2],
+        &[4, 0, 0, 0, 2],
+        &[6, 1, 1, 0, 2],
+    ]
+    .concat();
+    let done = [&[8u8, 0, 0, 0, 0][..], &[8, 1, 1, 0, 0]].concat();
+    let fails = [
+        &[0u8, 0, 1, 2, 0][..],
+        &[10, 2, 1, 1, 0],
+        &[14, 200],
+        &[0, 0, 2, 2, 1],
+    ]
+    .concat();
+    let dies = [&[12u8, 1][..], &[9, 1, 1, 0, 0], &[13, 1, 0], &[15]].concat();
+    vec![
+        [&set_up[..], &grow, &done, &[12, 0, 12, 2]].concat(),
+        [&set_up[..], &fails, &[11, 0, 0, 0, 11, 1, 0, 1]].concat(),
+        [&set_up[..], &grow, &dies].concat(),
+    ]
 }

@@ -253,3 +253,14 @@ pub(super) fn queue() -> Vec<Vec<u8>> {
     all.push([&encode(snapshot)[..], b"data"].concat());
     all
 }
+
+/// No lies; and all kinds of them, early and late.
+pub(super) fn engine() -> Vec<Vec<u8>> {
+    let some = |(seed, len): (u64, usize)| {
+        let mut rng = underpass_rdma::sim::Rng(seed);
+        (0..len).map(|_| rng.below(0x100) as u8).collect()
+    };
+    let mut all = vec![vec![1; 600]];
+    all.extend([(1, 60), (2, 300), (3, 1000), (4, 4000)].map(some));
+    all
+}

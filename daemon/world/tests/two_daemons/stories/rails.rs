@@ -106,6 +106,28 @@ fn no_number_is_a_nodes_for_good() {
     s.whole(0);
 }
 
+/// The last number has one after it: two nodes that both are there, and agree, go on from it when that incarnation ends.
+#[test]
+fn the_numbers_go_round() {
+    for n in 0..2 {
+        let s = Story::up(0);
+        let last = (1 << 62) - 1;
+        for node in &s.w.nodes {
+            let says = [1 << 61, last].map(|incarnation| Msg::Rails { incarnation });
+            node.deliver(says.into(), &mut Rng(1));
+        }
+        let both = |s: &Story, number: u64| {
+            let shown = format!("incarnation {number}, up true, agreed true");
+            (0..2).all(|n| s.shows(n, &shown))
+        };
+        s.until("the last number", |s| both(s, last));
+        s.w.verbs.panic_at(n);
+        s.until("the one after it", |s| both(s, 0));
+        s.connect();
+        s.whole(1000);
+    }
+}
+
 /// A device reports that its port carries nothing any more, or that a queue pair has failed: lanes are off it at once, and
 /// not only when something that was sent has been missed for too long.
 #[test]
@@ -139,6 +161,33 @@ fn what_a_device_reports_counts_at_once() {
         s.recv_all(0);
         assert_eq!(s.got(), 2000);
         s.whole(0);
+    }
+}
+
+/// The engine meets a defect, on either node and with bytes on its rings: that incarnation ends. What was sent arrives whole, over
+/// TCP, and the rails come again with the next one.
+#[test]
+fn a_panic_ends_an_incarnation() {
+    for n in 0..2 {
+        let s = Story::up(0);
+        s.send(1, 1000);
+        s.carry();
+        s.recv_all(0);
+        s.send(1, 1000);
+        assert_eq!(s.mode(), tx::mode::RING);
+        s.w.verbs.panic_at(n);
+        s.until("the end of it", |s| s.shows(n, "incarnation 2"));
+        let agreed = |s: &Story| (0..2).all(|n| s.shows(n, "incarnation 2, up true, agreed true"));
+        s.until("the next one", agreed);
+        s.look(1).unwrap();
+        s.send(1, 1000);
+        assert_ne!(s.mode(), tx::mode::RING);
+        s.carry();
+        s.recv_all(0);
+        assert_eq!(s.got(), 3000);
+        // Both daemons serve, and a further connection has a lane.
+        s.connect();
+        s.whole(1000);
     }
 }
 
