@@ -442,7 +442,7 @@ fn a_limited_tenant_gets_little_at_a_time() {
     let shown = Shown::start("");
     let d = &shown.daemon;
     let Some(tenant) = Dialer::start(&d.dir) else {
-        return skip();
+        return skip("no memory cgroup can be made");
     };
     tenant.stranger.limit(Some(1 << 30));
     let (mut one, mut other) = (tenant.shim(), Shim::new(&d.dir));
