@@ -59,6 +59,31 @@ fn taken_over_twice() {
     assert!(w.moves.borrow().contains_key(&moved));
 }
 
+/// A daemon has died with a direction, and another one takes it over in the slot's next use.
+#[test]
+fn a_slot_after_its_daemon() {
+    for (first, was) in [(Act::Look, "Plain"), (Act::Down, "Down")] {
+        let mut w = up();
+        op(&mut w, 1, send(100));
+        op(&mut w, 1, buffers(40, 1000));
+        op(&mut w, 1, first);
+        op(&mut w, 0, Act::Revoke);
+        op(&mut w, 1, TAKE_OVER);
+        op(&mut w, 1, Act::DaemonDies);
+        op(&mut w, 0, Act::Reuse { gap: 0 });
+        for e in 0..2 {
+            op(&mut w, e, Act::Attach { log2: 12 });
+        }
+        op(&mut w, 0, Act::Ready);
+        op(&mut w, 1, Act::TryUp);
+        op(&mut w, 1, send(100));
+        op(&mut w, 0, Act::Revoke);
+        op(&mut w, 1, TAKE_OVER);
+        let moved = ("takeover", was.to_owned(), "Taken".to_owned());
+        assert!(w.moves.borrow().contains_key(&moved), "{was}");
+    }
+}
+
 /// An end takes its lock just before the claim, and looks just after it: it finds the direction its own, and brings the
 /// ring to TCP itself.
 #[test]

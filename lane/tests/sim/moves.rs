@@ -14,7 +14,7 @@ pub enum How {
     /// In each run of many thousand.
     Rarely,
     /// It may be. (What is so in both columns has a case of its own: `taken_over_twice`,
-    /// `a_slot_after_its_end`, `up_after_the_end`.)
+    /// `a_slot_after_its_daemon`, `a_slot_after_its_end`, `up_after_the_end`.)
     Maybe,
 }
 use How::{Maybe as M, Often as O, Rarely as R};
@@ -23,7 +23,7 @@ use How::{Maybe as M, Often as O, Rarely as R};
 /// and where ends leave beside a daemon. There are no others. (A look is made at each system call, each publish and each
 /// act, so that one may be two steps of one act. A sender that goes to `None` has a new use of its lane.)
 #[rustfmt::skip]
-pub const KNOWN: [(&str, &str, &str, [How; 2]); 52] = [
+pub const KNOWN: [(&str, &str, &str, [How; 2]); 54] = [
     ("receives", "Last", "Skip", [R, O]),
     ("receives", "Last", "Tcp", [M, R]),
     ("receives", "Prefix", "Revoking", [R, M]),
@@ -70,8 +70,10 @@ pub const KNOWN: [(&str, &str, &str, [How; 2]); 52] = [
     ("state", "Up", "Resumed", [O, O]),
     ("takeover", "Done", "Taken", [M, M]),
     ("takeover", "Down", "Done", [R, O]),
+    ("takeover", "Down", "Taken", [M, M]),
     ("takeover", "None", "Taken", [R, O]),
     ("takeover", "Plain", "Done", [R, O]),
+    ("takeover", "Plain", "Taken", [M, M]),
     ("takeover", "Taken", "Done", [M, R]),
     ("takeover", "Taken", "Down", [R, O]),
     ("takeover", "Taken", "None", [M, R]),
