@@ -217,7 +217,8 @@ fn in_pair(pair: &Mutex<Pair>, test: Test) -> Result<(), Failed> {
 /// Runs a test; if it fails, both consoles and all that ran are part of its message.
 fn judged(lab: &mut Lab, test: Test) -> Result<(), Failed> {
     let done = lab.restore().and_then(|()| {
-        (lab.evidence(), cluster::complaint()); // of the tests before
+        lab.evidence(); // of the tests before
+        cluster::complaint();
         test(lab)?;
         if let Some(told) = cluster::complaint() {
             bail!("{told}");
