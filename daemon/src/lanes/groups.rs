@@ -13,7 +13,7 @@ mod growth;
 mod lanes;
 mod takeover;
 
-pub(crate) use self::area::Size;
+pub use self::area::Size;
 use self::area::{make_areas, Chunk, Stage};
 pub(crate) use self::captured::LaneFiles;
 use self::growth::{ready, share};
@@ -69,7 +69,7 @@ pub struct Violation(pub &'static str);
 
 /// Why no lane was made.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub enum Refused {
     /// The limit of the cgroup of this end (0 or 1 of the two given) is reached.
     Limit(usize),
     Memory,

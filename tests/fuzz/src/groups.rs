@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Arc;
 use underpassd::clients::ids::{ClientId, ConnRef};
 use underpassd::clients::limits::{Cgroup, Cgroups, Limits};
-use underpassd::lanes::groups::{LinkGroups, Out, Violation};
+use underpassd::lanes::groups::{LinkGroups, Out, Size, Violation};
 use underpassd::os::memfd;
 use underpassd::os::system::{Clock, System};
 
@@ -101,8 +101,10 @@ impl World {
         if one == other || has(one) || has(other) {
             return;
         }
-        let cgroups = [&self.cgroups[a], &self.cgroups[b]];
-        let made = self.groups.connect([one, other], cgroups, 5, &mut self.out);
+        // (The memory of the first is limited.)
+        let size = |n| if n == 0 { Size::Small(16) } else { Size::Whole };
+        let of = [a, b].map(|n| (&self.cgroups[n], size(n)));
+        let made = self.groups.connect([one, other], of, 5, &mut self.out);
         if let Ok((id, ..)) = made {
             if !self.ids.contains(&id) {
                 self.ids.push(id);

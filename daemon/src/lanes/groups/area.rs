@@ -40,7 +40,7 @@ const SMALL_FIRST: usize = 256 << 10;
 
 /// How much memory an area gets at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Size {
+pub enum Size {
     /// More than most areas ever use: nobody counts what is not touched.
     Whole,
     /// The memory of its writer is limited: for the first rings of a few lanes, which have so many bytes (log2). Before there

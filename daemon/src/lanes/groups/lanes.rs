@@ -15,7 +15,7 @@ impl LinkGroups {
     /// to another node (the second end is a remote client's) waits for [`LinkGroups::release`]; its link group and
     /// slot are returned, and how often the slot has been used. `of`: the cgroup of each end, and how much memory its area gets
     /// at a time if the link group is new.
-    pub(crate) fn connect(
+    pub fn connect(
         &mut self,
         ends: [ConnRef; 2],
         of: [(&Arc<Cgroup>, Size); 2],
