@@ -3,7 +3,7 @@
 
 mod sim;
 
-use sim::lies::{faults, lie_about, scribble_about, spoil, tampered};
+use sim::forged::{faults, lie_about, scribble_about, spoil, tampered};
 use sim::Sim;
 use std::collections::BTreeSet;
 use underpass_rdma::sim::Rng;

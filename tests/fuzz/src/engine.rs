@@ -7,7 +7,7 @@
 #[allow(unreachable_pub, clippy::all)]
 mod sim;
 
-use sim::lies::{faults, scribble_about, spoil, tampered, Numbers};
+use sim::forged::{faults, scribble_about, spoil, tampered, Numbers};
 use sim::Sim;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -60,15 +60,15 @@ pub(crate) fn engine(data: &[u8]) {
     let (seed, lanes) = (said.below(0x1_0000), 1 + said.below(3));
     let mut sim = Sim::new(seed, lanes as usize, faults());
     sim.lied(|_| true);
-    let mut lies = said.clone();
+    let mut forger = said.clone();
     sim.world.set_lie(move |node, bytes| {
-        if node == 1 && lies.one_in(4) {
-            spoil(bytes, &mut lies);
+        if node == 1 && forger.one_in(4) {
+            spoil(bytes, &mut forger);
         }
     });
-    let mut lies = said.clone();
-    sim.tamper = Some(Box::new(move |n, m| match n == 1 && lies.one_in(4) {
-        true => tampered(m, &mut lies),
+    let mut forger = said.clone();
+    sim.tamper = Some(Box::new(move |n, m| match n == 1 && forger.one_in(4) {
+        true => tampered(m, &mut forger),
         false => m,
     }));
     sim.set_control(true);

@@ -6,7 +6,7 @@
 
 pub mod app;
 mod build;
-pub mod lies;
+pub mod forged;
 pub mod tcp;
 mod words;
 

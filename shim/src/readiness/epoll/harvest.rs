@@ -558,7 +558,7 @@ pub(super) fn changed(s: &Set) -> bool {
     };
     s.slots.pages().any(|(_, page)| {
         let muted = page.muted.load(Relaxed);
-        let mut heard = page.each().filter(|(n, _)| muted >> n & 1 == 0);
-        heard.any(|(_, slot)| moved(slot))
+        let mut audible = page.each().filter(|(n, _)| muted >> n & 1 == 0);
+        audible.any(|(_, slot)| moved(slot))
     })
 }
