@@ -116,6 +116,10 @@ const TESTS: &[(&str, Test)] = &[
         across::daemons::daemons_killed_under_load,
     ),
     (
+        "across::both_daemons_killed_under_load",
+        across::daemons::both_daemons_killed_under_load,
+    ),
+    (
         "across::daemons_killed_before_the_end",
         across::daemons::daemons_killed_before_the_end,
     ),

@@ -8,9 +8,18 @@ use underpass_tests::lab::Lab;
 
 /// Whatever dies, the load goes on; and with daemons again, all runs over RDMA again.
 pub fn daemons_killed_under_load(lab: &mut Lab) -> Result<()> {
+    killed_under_load(lab, &[&[0], &[1]])
+}
+
+pub fn both_daemons_killed_under_load(lab: &mut Lab) -> Result<()> {
+    killed_under_load(lab, &[&[0, 1]])
+}
+
+/// The daemons of these nodes, once after the other.
+fn killed_under_load(lab: &mut Lab, all: &[&[usize]]) -> Result<()> {
     let mut c = Cluster::start(lab)?;
     let load = Load::start(lab, &c)?;
-    for dead in [&[0][..], &[1], &[0, 1]] {
+    for &dead in all {
         load.await_smcr(&c)?;
         for &n in dead {
             c.kill_daemon(n);

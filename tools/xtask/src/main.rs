@@ -71,7 +71,7 @@ task TARGET [arguments]
   compilers     Debian 13's compiler; lane and shim for aarch64; the oldest compiler promised, if there
   miri          the contract's unit tests under Miri, if there is a toolchain that has it
   asan          the contract's tests with the address sanitizer
-  ci            lint without what needs a program compiled for it, everything of test, half of suites, lab and cluster
+  ci            lint without rustdoc and cargo-machete, everything of test, half of suites and cluster, a third of lab
   model         the state space of the protocol between nodes
   unit          unit and property tests of all crates, and the inputs that fuzzing has kept
   engine        the RDMA data engine, and two whole daemons, over simulated verbs
@@ -123,7 +123,7 @@ fn task(tree: &Tree, name: &str, rest: Vec<String>) -> ExitCode {
             code(built() && program(tree, "bench", &quick))
         }
         "bench-lab" => code(built() && agent(tree) && program(tree, "bench-lab", &rest)),
-        "lint" => steps::run(tree, lint(tree).chain([checks::machete(tree)]).collect()),
+        "lint" => steps::run(tree, lint(tree).chain(lint_more(tree)).collect()),
         "dependencies" => {
             let all = checks::dependencies(tree).into_iter();
             steps::run(tree, all.chain([checks::machete(tree)]).collect())
@@ -291,7 +291,7 @@ fn full(tree: &Tree) -> Vec<Step> {
     all.push(model(tree, true));
     all.push(worlds(tree));
     all.push(nodes::cluster_lab(tree));
-    all.push(checks::machete(tree));
+    all.extend(lint_more(tree));
     all.extend(checks::compilers(tree));
     all.push(checks::miri(tree));
     all.push(checks::asan(tree));
@@ -305,7 +305,7 @@ fn full(tree: &Tree) -> Vec<Step> {
     all
 }
 
-/// All but what compiles a program for it ([`checks::machete`]).
+/// What CI has of it.
 fn lint(tree: &Tree) -> impl Iterator<Item = Step> {
     let all = [
         Step::new("fmt", Kind::Check, 10, tree.cargo("fmt --all --check")),
@@ -315,11 +315,18 @@ fn lint(tree: &Tree) -> impl Iterator<Item = Step> {
             180,
             tree.cargo("clippy --workspace --all-targets -- -D warnings"),
         ),
+    ];
+    all.into_iter().chain(checks::dependencies(tree))
+}
+
+/// The rest: a compilation each.
+fn lint_more(tree: &Tree) -> [Step; 3] {
+    [
         // (The shim's library and the tool's have one name.)
         doc(tree, "doc", 60, "--workspace --exclude underpass-shim"),
         doc(tree, "doc shim", 15, "-p underpass-shim"),
-    ];
-    all.into_iter().chain(checks::dependencies(tree))
+        checks::machete(tree),
+    ]
 }
 
 /// Links in comments lead somewhere, also to what is private.

@@ -17,7 +17,7 @@ pub fn cluster(tree: &Tree, names: &[String]) -> Step {
     as_root(Step::new("cluster", Kind::Tests, 1200, c))
 }
 
-/// Without those that take minutes: most of the second way's, the device plugin's, and what waits for a minute.
+/// Without most of the second way's, the device plugin's, what waits for a minute, and what containers' tests do as well.
 pub fn cluster_short(tree: &Tree) -> Step {
     let skipped = [
         "without_nri::",
@@ -25,9 +25,13 @@ pub fn cluster_short(tree: &Tree) -> Step {
         "a_certificate_ends",
         "devices",
         "namespaces_of_the_chart",
+        "kinds::a_job",
+        "kinds::images",
+        "runtime_and_kubelet",
+        "a_new_word",
     ];
     Step {
-        budget: 400,
+        budget: 330,
         ..cluster(tree, &without(&skipped))
     }
 }
@@ -86,7 +90,7 @@ pub fn lab(tree: &Tree, names: &[String]) -> Step {
     Step::new("lab", Kind::Tests, 1500, c)
 }
 
-/// A node that goes, streams, ways out of a lane, Redis, both rails cut, daemons killed, and the ends of programs. The others
+/// Streams, ways out of a lane, Redis, both rails cut, both daemons killed, and the ends of programs. The others
 /// need iWARP or what only the machines have, are done by the seeds of two daemons as well, or do the same otherwise.
 pub fn lab_short(tree: &Tree) -> Step {
     let skipped = [
@@ -109,8 +113,9 @@ pub fn lab_short(tree: &Tree) -> Step {
         "a_device_removed_under_load",
         "rails_cut_in_doubt",
         "control_partitioned_under_load",
-        "daemons_killed_before_the_end",
+        "::daemons_killed",
         "nothing_is_left_over",
+        "node_gone",
         "programs_end_with_rails_cut",
         "programs_killed_under_load",
         "programs_fork_and_end",
@@ -120,7 +125,7 @@ pub fn lab_short(tree: &Tree) -> Step {
         "three_machines",
     ];
     Step {
-        budget: 540,
+        budget: 450,
         ..lab(tree, &without(&skipped))
     }
 }
