@@ -27,11 +27,10 @@ pub fn cluster_short(tree: &Tree) -> Step {
         "namespaces_of_the_chart",
         "kinds::a_job",
         "kinds::images",
-        "runtime_and_kubelet",
         "a_new_word",
     ];
     Step {
-        budget: 330,
+        budget: 360,
         ..cluster(tree, &without(&skipped))
     }
 }
