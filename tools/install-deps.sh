@@ -62,6 +62,9 @@ if [ "${1:-}" = programs ]; then
   venvs="$venvs tests/requirements-full.txt:programs-full"
 fi
 
+image=
+case ${1:-} in image | lab) image=yes ;; esac
+
 missing=
 for p in $packages; do
   [ "$(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null || true)" = installed ] || missing="$missing $p"
@@ -165,7 +168,7 @@ of_releases() {
 # to. (gcc-12-base has the licence of libgcc-s1, base-files the texts that all of them name.) Delete target/image/debian
 # to get newer packages.
 of_the_image() {
-  if [ "${1:-}" = image ] || [ -n "$lab" ]; then
+  if [ -n "$image" ]; then
     mkdir -p "$target/image"
     unpacked image/debian bookworm \
       "base-files libc6 libgcc-s1 gcc-12-base libibverbs1 ibverbs-providers librdmacm1 libnl-3-200 libnl-route-3-200" \
