@@ -70,7 +70,7 @@ unsafe fn is_refused(m: *const msghdr) -> bool {
 pub(super) unsafe fn descriptors_leave(messages: impl Iterator<Item = *const msghdr> + Clone) {
     // SAFETY: by contract.
     let with_control = messages.filter(|m| unsafe { has_control(*m) });
-    if table::table().is_some() {
+    if table::table().is_some() && with_control.clone().next().is_some() {
         process::force_all(|f| {
             for m in with_control.clone() {
                 // SAFETY: by contract; it can be read.

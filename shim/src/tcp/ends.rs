@@ -55,8 +55,8 @@ pub fn is_pending(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) -> bool {
 /// The same, or will one be known in a moment? A process that exits puts its directions on TCP, says so, and ends some
 /// milliseconds later. Who sleeps in the kernel from then on hears of nothing but TCP.
 pub fn is_expected(c: &Conn, l: &Local, group: &LinkGroup, m: &Memory) -> bool {
-    let told = l.end_told.load(Relaxed);
-    known(c, l, group, m) > told || told == 0 && c.rx.said(m) & marks::EXITED != 0
+    let exits = || l.end_told.load(Relaxed) == 0 && c.rx.said(m) & marks::EXITED != 0;
+    is_pending(c, l, group, m) || exits()
 }
 
 /// The same by the connection's number.

@@ -360,10 +360,8 @@ pub(super) fn sleep(
     };
     let asleep = |(ears, nap): &(Ears<'_>, i64)| {
         let (mut nap, all) = (*nap, n + ears.enter(&mut tmp[n..]));
-        (
-            in_kernel(ears, &mut tmp[..all], (&mut nap, mask), native),
-            nap,
-        )
+        let r = in_kernel(ears, &mut tmp[..all], (&mut nap, mask), native);
+        (r, nap)
     };
     // (An end that was announced since the look above, while nobody was counted asleep, rings nowhere.)
     let ended = || end < 0 && left_ms() >= 0;
