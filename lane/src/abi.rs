@@ -158,6 +158,8 @@ pub mod marks {
     pub const RESET: u32 = 32;
     /// This end's process ends: when it is gone, it has sent no more than it says.
     pub const EXITED: u32 = 64;
+    /// Also within the node, this end says `PAST` before it takes anything off the ring.
+    pub const PASSES: u32 = 128;
 }
 
 /// An entry of `Control::log`: when a publish was, and about which lane among those of its counter.

@@ -113,30 +113,17 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op(), 1..40)
 }
 
-/// Both ends attached and promoted when the operations begin, or not.
+/// Both ends attached, promoted, and past their prefix when the operations begin, or not.
 fn start(w: &mut World, how: u8) {
-    if how > 0 {
-        for end in 0..2 {
-            w.run(&Op {
-                end,
-                act: Act::Attach { log2: 12 },
-                inner: vec![],
-            });
-        }
+    for end in 0..2 * usize::from(how > 0) {
+        sim::op(w, end, Act::Attach { log2: 12 });
     }
-    if how > 1 {
-        for end in 0..2 {
-            for (end, act) in [
-                (end, Act::Ready),
-                (1 - end, Act::TryUp),
-                (1 - end, Act::Look),
-            ] {
-                w.run(&Op {
-                    end,
-                    act,
-                    inner: vec![],
-                });
-            }
+    for end in 0..2 * usize::from(how > 1) {
+        sim::op(w, end, Act::Ready);
+        sim::op(w, 1 - end, Act::TryUp);
+        sim::op(w, 1 - end, Act::Look);
+        if how > 2 {
+            sim::op(w, end, sim::recv(1));
         }
     }
 }
@@ -399,19 +386,19 @@ fn situations() -> impl Strategy<Value = Vec<Op>> {
 
 #[test]
 fn every_byte_arrives_once_and_in_order() {
-    run((0u8..3, ops()), &EVENTS, Some(0));
+    run((0u8..4, ops()), &EVENTS, Some(0));
 }
 
 #[test]
 fn every_byte_arrives_without_the_daemon_that_took_over() {
     let events = ["the daemon died with a direction", "reclaimed"];
-    run((Just(2), leaving()), &events, None);
+    run((2u8..4, leaving()), &events, None);
 }
 
 #[test]
 fn every_byte_arrives_whoever_leaves() {
     let all = prop_oneof![12 => situations(), 1 => read_to_the_end()];
-    run((Just(2), all), &SITUATIONS, Some(1));
+    run((2u8..4, all), &SITUATIONS, Some(1));
 }
 
 /// `which`: the column of transitions that have to be seen, if any.

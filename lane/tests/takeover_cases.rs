@@ -7,7 +7,7 @@ mod sim;
 
 use lane::abi::{takeover, TakeoverWord};
 use lane::half::tx::mode;
-use sim::{buffers, op, recv, send, up, Act, Op, World, ALL, TAKE_OVER};
+use sim::{buffers, op, past, recv, send, up, Act, Op, World, ALL, TAKE_OVER};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The daemon's first step for what end 1 sends, in the middle of which this happens.
@@ -63,7 +63,7 @@ fn taken_over_twice() {
 #[test]
 fn a_slot_after_its_daemon() {
     for (first, was) in [(Act::Look, "Plain"), (Act::Down, "Down")] {
-        let mut w = up();
+        let mut w = past();
         op(&mut w, 1, send(100));
         op(&mut w, 1, buffers(40, 1000));
         op(&mut w, 1, first);

@@ -250,8 +250,8 @@ def watch(port, tool):
         time.sleep(0.2)
 
 
-def report(run, before, last, least):
-    """What was seen how often, and what is new. What of that is wrong."""
+def report(run, before, last, stays):
+    """What was seen how often, and what is new. What of that is wrong. `stays`: the reason for which it stays on TCP, if it does."""
     seen = collections.Counter()
     for r in sum(run.looks(), []):
         reasons = "/".join((r[k] or {}).get("name", "-") for k in ("reason", "peer_reason"))
@@ -265,4 +265,8 @@ def report(run, before, last, least):
     told = collections.Counter(n for n in new if not re.search(" (connected|disconnected|ended|registered|paired)( |$)", n))
     print("  log: " + "; ".join("%s %d" % i for i in told.most_common(12)), flush=True)
     promoted = stats["promoted"] - before["promoted"]
-    return "reset by the shim" if stats["resets"] != before["resets"] else "%d ends on lanes" % promoted if promoted < least else ""
+    if stats["resets"] != before["resets"]:
+        return "reset by the shim"
+    if stays:
+        return "" if any(stays in s for s in seen) else "no end says " + stays
+    return "%d ends on lanes" % promoted if promoted < 4 else ""

@@ -7,6 +7,7 @@ mod ask;
 mod deaf;
 mod died;
 mod look;
+mod past;
 mod peek;
 mod read;
 mod revoke;
@@ -35,11 +36,13 @@ pub mod mode {
         TCP: Tcp = 0;
         /// This end has declared itself ready, and the sender may switch at any moment. TCP reads are limited.
         READY: Ready = 1;
-        /// The sender has switched; TCP still has bytes of the stream up to `limit`.
+        /// The sender has switched; TCP still has bytes of the stream up to `limit`, or this end has not yet said that it has
+        /// read them.
         PREFIX: Prefix = 2;
         /// On the ring.
         RING: Ring = 3;
-        /// A `Down` frame was seen: read the ring up to its final head, then skip, then TCP.
+        /// A `Down` frame was seen, or what stands for one in the sender's words: read the ring up to its final head, then
+        /// skip, then TCP.
         LAST: Last = 4;
         /// TCP repeats bytes that were already taken from the ring: `skip` of them.
         SKIP: Skip = 5;
@@ -182,7 +185,7 @@ impl RxState {
         self.mode.store(mode::TCP, Relaxed);
         self.tag.store(tag, Relaxed);
         self.got_len.store(0, Relaxed);
-        m.own_rx().marks.store(marks::KEPT, Relaxed);
+        m.own_rx().marks.store(marks::KEPT | marks::PASSES, Relaxed);
         m.own_rx().room.store(0, Relaxed);
         m.own_rx().word.store(RxWord::default(), Release);
     }
@@ -283,10 +286,8 @@ impl RxState {
         self.cursor.store(start, Relaxed);
         self.told.store(start, Relaxed);
         m.own_cursor().store(start, Release);
-        // Across nodes the remote sender is told when the prefix is read, even if there is none.
-        let past = limit == tcp_pos && !m.is_remote();
-        self.mode
-            .store(if past { mode::RING } else { mode::PREFIX }, Relaxed);
+        // The sender is told when the prefix is read, even if there is none (`past`).
+        self.mode.store(mode::PREFIX, Relaxed);
         Ok(true)
     }
 }

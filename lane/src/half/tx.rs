@@ -421,7 +421,7 @@ impl TxState {
     fn take_back(&self, m: &Memory, begin: Cursor) -> Cursor {
         let head = self.head.load(Relaxed);
         // (Across nodes a daemon may already have forwarded them: they stay published, and go to TCP.)
-        if !self.must_flush() || m.is_remote() {
+        if !self.must_flush(m) || m.is_remote() {
             return head;
         }
         let kept = head.min(self.drain_at.load(Relaxed).max(begin));
@@ -467,7 +467,7 @@ impl TxState {
                 self.unread(m).unwrap_or(0).saturating_sub(taken)
             }
             // (After a frame the reader still finds these bytes on the ring.)
-            mode::DRAIN if m.is_remote() || self.must_flush() => {
+            mode::DRAIN if m.is_remote() || self.must_flush(m) => {
                 head.saturating_since(self.drain_at.load(Relaxed))
             }
             _ => 0,

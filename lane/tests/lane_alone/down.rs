@@ -197,7 +197,7 @@ fn before_a_fin() {
         e.send(100);
         e.tcp.room.set(5);
         e.tx.down(&m, &e.tcp).unwrap();
-        assert_eq!((e.tx.holds_fin(&m), e.tx.must_flush()), (remote, false));
+        assert_eq!((e.tx.holds_fin(&m), e.tx.must_flush(&m)), (remote, false));
         let e = Alone::up(remote);
         let m = e.memory();
         e.send(100);
@@ -205,7 +205,7 @@ fn before_a_fin() {
         e.says(FIRST, is_quiet(remote) | rx::REVOKED);
         e.tcp.room.set(5);
         e.tx.look(&m, &e.tcp).unwrap();
-        assert!(e.tx.holds_fin(&m) && e.tx.must_flush());
+        assert!(e.tx.holds_fin(&m) && e.tx.must_flush(&m));
     }
     let e = Alone::new(true);
     e.says(FIRST, rx::READY);
@@ -259,7 +259,7 @@ fn revoked_before_a_fin() {
         }
         for room in [0, 30] {
             assert_eq!(step(), Poll::Pending, "{meanwhile} {room}");
-            assert!(e.tcp.then.borrow().is_none() && e.tx.must_flush());
+            assert!(e.tcp.then.borrow().is_none() && e.tx.must_flush(&e.memory()));
             e.tcp.room.set(room);
         }
         assert_eq!((step(), e.on_tcp()), (Poll::Pending, 35));

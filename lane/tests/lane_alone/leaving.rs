@@ -90,7 +90,10 @@ fn of_a_readiness() {
 fn of_a_ring() {
     let e = on_ring(false, 10);
     assert_eq!(revoke(&e), Revoked::Clear);
-    assert_eq!((word(&e), revoked_at(&e)), (asked_back(), 10));
+    assert_eq!(
+        (word(&e), revoked_at(&e)),
+        (asked_back().with(rx::PAST), 10)
+    );
     for (phase, r) in [
         (tx::UP, Revoked::Pending),
         (tx::DOWNING, Revoked::Pending),
@@ -99,7 +102,7 @@ fn of_a_ring() {
     ] {
         let e = on_ring(false, 4);
         assert_eq!(revoke(&e), Revoked::Pending);
-        assert_eq!((word(&e), revoked_at(&e)), (asked_back(), 4));
+        assert_eq!((word(&e), revoked_at(&e)), (asked_back().with(rx::PAST), 4));
         let before = e.publishes();
         e.sender_says(FIRST, phase);
         assert_eq!(revoke(&e), r, "{phase:?}");
@@ -120,7 +123,7 @@ fn of_a_ring() {
         e.tcp.ended.set(true);
         assert_eq!(revoke(&e), Revoked::Impossible, "{phase:?}");
         assert_eq!(mode_of(&e), mode::RING);
-        assert_eq!(word(&e), RxWord::new(FIRST, rx::READY));
+        assert_eq!(word(&e), RxWord::new(FIRST, rx::READY | rx::PAST));
         assert_eq!(recv(&e, 20), Received::Bytes(6));
     }
     // A part of the ring as plain bytes, and no more to come: the reason why a sender that meets a revocation puts all of
@@ -377,13 +380,13 @@ fn withdrawn() {
     assert!(e.rx.go_on(&e.memory()));
     assert_eq!(
         (mode_of(&e), word(&e)),
-        (mode::RING, RxWord::new(FIRST, rx::READY))
+        (mode::RING, RxWord::new(FIRST, rx::READY | rx::PAST))
     );
     assert_eq!(revoke(&e), Revoked::Pending);
     assert!(e.rx.go_on(&e.memory()));
     assert_eq!(
         (mode_of(&e), word(&e)),
-        (mode::RING, RxWord::new(FIRST, rx::READY))
+        (mode::RING, RxWord::new(FIRST, rx::READY | rx::PAST))
     );
     assert_eq!(recv(&e, 20), Received::Bytes(6));
 }

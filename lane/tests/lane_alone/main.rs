@@ -12,6 +12,7 @@ mod end;
 mod ends;
 mod goes_on;
 mod leaving;
+mod past;
 mod receive;
 mod sends;
 mod taken;

@@ -208,12 +208,12 @@ fn a_switch_that_cannot_be() {
     let e = Alone::receiving(false, 11 + (1 << 32));
     e.rx.tcp_pos.store(TcpPos::new(10), Relaxed);
     assert_eq!(recv(&e, 5), Received::Reset(Reason::Sync));
-    // Without a prefix the ring comes at once; across nodes the remote sender is told that.
+    // Without a prefix the ring comes at once. The sender is told that; across nodes a daemon has to forward it.
     for remote in LOCAL_AND_REMOTE {
         let e = Alone::receiving(remote, 0);
         let n = publishes(&e, || assert_eq!(recv(&e, 5), Received::Empty));
         assert_eq!(n, u32::from(remote));
-        assert_eq!(word(&e).has(rx::PAST), remote);
+        assert!(word(&e).has(rx::PAST));
         let e = Alone::receiving(remote, 3);
         e.their_tx().want_space.store(SpaceWord::new(true), Relaxed);
         e.arrives(&bytes(0, 3));
@@ -222,7 +222,7 @@ fn a_switch_that_cannot_be() {
         assert!(!word(&e).has(rx::PAST));
         let n = publishes(&e, || assert_eq!(recv(&e, 2), Received::Bytes(1)));
         assert_eq!((n, mode_of(&e)), (u32::from(remote), mode::RING));
-        assert_eq!(word(&e).has(rx::PAST), remote);
+        assert!(word(&e).has(rx::PAST));
     }
 }
 

@@ -57,7 +57,8 @@ impl World {
                 let _ = h.rx.probe(&m, &port);
             }
             Act::Unread => {
-                let unread = h.rx.unread(&m, &port).unwrap_or(0);
+                let unread = h.rx.unread(&m, &port);
+                let unread = unread.unwrap_or_else(|| self.net.borrow().unread(e) as u64);
                 let peer = &self.host[1 - e];
                 let sent = peer.sent.get() + peer.in_flight.get();
                 assert!(

@@ -80,10 +80,7 @@ impl World {
         }
         self.calls.set(0);
         self.act(e, &Act::Unread);
-        let counted = match h.rx.engaged() {
-            true => h.unread.get(),
-            false => self.net.borrow().unread(e) as u64,
-        };
+        let counted = h.unread.get();
         let recv = |len, peek| Act::Recv {
             len,
             peek,

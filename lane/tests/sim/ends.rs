@@ -5,7 +5,7 @@
 use super::{Act, Host, Wire, World, RX, TX};
 use lane::abi::{Epoch, EPOCHS};
 use lane::half::leave::{Attempt, Step};
-use lane::half::rx::{self, Revoked};
+use lane::half::rx::Revoked;
 use lane::half::tx::{mode, BeforeFin};
 use lane::half::{Progress, RxState, TxState};
 use lane::proto::reason::Reason;
@@ -74,10 +74,9 @@ impl World {
             }
             Step::Stuck(Reason::Stalled) => {
                 self.note("a leave that stalls");
-                let prefix = h.rx.mode.load(Relaxed) == rx::mode::PREFIX; // (the sender's own frame)
                 let ended = peer.is_gone() || peer.wr_shut.get() || peer.failed.get();
                 assert!(
-                    prefix || attempt.over || ended,
+                    attempt.over || ended,
                     "end {e} cannot leave, and the other one is there"
                 );
                 self.reset(e);

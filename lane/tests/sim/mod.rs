@@ -350,7 +350,7 @@ impl World {
         if self.taken[1 - e].is_under_way() {
             self.note("a receiver is killed during a takeover");
         }
-        let owes = || h.tx.must_flush() || h.tx.awaits(&self.memory(e));
+        let owes = || h.tx.must_flush(&self.memory(e)) || h.tx.awaits(&self.memory(e));
         if self.is_orphaned(e) && h.attached.get() && owes() {
             h.failed.set(true); // both have died, and nobody has the rest: docs/failures.md
         }

@@ -23,15 +23,19 @@ use How::{Maybe as M, Often as O, Rarely as R};
 /// and where ends leave beside a daemon. There are no others. (A look is made at each system call, each publish and each
 /// act, so that one may be two steps of one act. A sender that goes to `None` has a new use of its lane.)
 #[rustfmt::skip]
-pub const KNOWN: [(&str, &str, &str, [How; 2]); 54] = [
+pub const KNOWN: [(&str, &str, &str, [How; 2]); 58] = [
     ("receives", "Last", "Skip", [R, O]),
     ("receives", "Last", "Tcp", [M, R]),
+    ("receives", "Prefix", "Last", [M, M]),
     ("receives", "Prefix", "Revoking", [R, M]),
     ("receives", "Prefix", "Ring", [O, M]),
+    ("receives", "Prefix", "Skip", [M, M]),
     ("receives", "Prefix", "Tcp", [R, M]),
-    ("receives", "Ready", "Prefix", [O, M]),
+    ("receives", "Ready", "Last", [R, O]),
+    ("receives", "Ready", "Prefix", [O, R]),
     ("receives", "Ready", "Revoking", [O, O]),
     ("receives", "Ready", "Ring", [O, O]),
+    ("receives", "Ready", "Skip", [M, M]),
     ("receives", "Ready", "Tcp", [O, O]),
     ("receives", "Revoking", "Last", [M, O]),
     ("receives", "Revoking", "Prefix", [R, M]),

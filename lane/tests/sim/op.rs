@@ -155,6 +155,13 @@ pub fn ready_in(log2: u32) -> World {
     w
 }
 
+/// The direction from end 1 to end 0 is on its ring, and the receiver has said that it reads there.
+pub fn past() -> World {
+    let mut w = up();
+    op(&mut w, 0, recv(1));
+    w
+}
+
 /// The direction from end 1 to end 0 is on its ring.
 pub fn up() -> World {
     up_in(12)

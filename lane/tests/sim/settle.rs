@@ -103,7 +103,10 @@ impl World {
             !h.tx.awaits(&self.memory(e)),
             "end {e}: a daemon has its direction for ever"
         );
-        assert!(!h.tx.must_flush(), "end {e}: bytes left on the way down");
+        assert!(
+            !h.tx.must_flush(&self.memory(e)),
+            "end {e}: bytes left on the way down"
+        );
         if self.live(1 - e) && !self.net.borrow().reset {
             assert_eq!(todo, 0, "end {e} is stuck sending");
         }

@@ -53,7 +53,7 @@ pub fn ways_out(lab: &mut Lab) -> Result<()> {
     let said = [bare.stdout.as_str(), ours.stdout.as_str()];
     let cells = bare.stdout.lines().count() as u64;
     ensure!(cells > 0 && cells <= CELLS, "{}", bare.stderr);
-    let lost = matrix.lost(cells, said);
+    let lost = matrix.lost(true, cells, said);
     let lost = lost.map_err(|e| anyhow!("{e:#}\n{}", told()))?;
     println!("{cells} cells; {}", ours.stderr.trim());
     let [bare_waits, waits] = [most_waits(&bare.stderr)?, most_waits(&ours.stderr)?];

@@ -37,8 +37,9 @@ impl Matrix {
         self.0.path().join("departures")
     }
 
-    /// What it printed bare and on lanes is the same, but for the cells of which the number is returned.
-    pub fn lost(&self, cells: u64, said: [&str; 2]) -> Result<u64> {
+    /// What it printed bare and on lanes, of one node or `across` two, is the same, but for the cells of which the number is
+    /// returned.
+    pub fn lost(&self, across: bool, cells: u64, said: [&str; 2]) -> Result<u64> {
         let [bare, ours] = said.map(|s| s.lines().collect::<Vec<_>>());
         let told = || said.join("\n\n");
         let all = [bare.len(), ours.len()] == [usize::try_from(cells)?; 2];
@@ -46,7 +47,11 @@ impl Matrix {
         let mut lost = 0;
         for (bare, ours) in bare.into_iter().zip(ours) {
             if bare != ours {
-                ensure!(is_lost(ours), "bare {bare}\nours {ours}\n{}", told());
+                ensure!(
+                    is_lost(across, ours),
+                    "bare {bare}\nours {ours}\n{}",
+                    told()
+                );
                 lost += 1;
             }
         }
@@ -71,13 +76,13 @@ pub const GOES_AWAY: [&str; 13] = [
     "fdopen",
 ];
 
-/// Other ways that are reset where a frame lies behind unread bytes of TCP.
+/// Across nodes: other ways that are reset where a frame lies behind unread bytes of TCP.
 const FRAMED: [&str; 4] = ["splice", "lowat", "dprintf", "async"];
 
 /// The two cases in which the application sees something else: the peer was killed with bytes on its ring, and the
-/// connection goes to where only TCP is read; or it has ended its stream, or itself, with bytes on its ring and before those
-/// unread ones on TCP. It is told by an error, never by a short stream that ends cleanly.
-fn is_lost(line: &str) -> bool {
+/// connection goes to where only TCP is read; or, across nodes, it has ended its stream, or itself, with bytes on its ring and
+/// before those unread ones on TCP. It is told by an error, never by a short stream that ends cleanly.
+fn is_lost(across: bool, line: &str) -> bool {
     let of: Vec<_> = line.split('/').collect();
     let ["", way, peer, unread, _, says] = of[..] else {
         return false;
@@ -85,8 +90,8 @@ fn is_lost(line: &str) -> bool {
     let alone = GOES_AWAY.contains(&way);
     let may = match (peer, unread) {
         ("killed", _) => alone && unread != "unread-0",
-        ("exited", "unread-mixed") => alone,
-        ("half" | "both" | "closed", "unread-mixed") => alone || FRAMED.contains(&way),
+        ("exited", "unread-mixed") => across && alone,
+        ("half" | "both" | "closed", "unread-mixed") => across && (alone || FRAMED.contains(&way)),
         _ => false,
     };
     may && says.contains("READ ") && says.contains("ECONNRESET")

@@ -57,6 +57,7 @@ impl RxState {
                 s.epoch() == self.epoch.load(Relaxed) && s.phase() != tx::NONE
             }
             mode::REVOKING => self.phase(m) > tx::DOWNING,
+            mode::PREFIX => self.can_pass(m),
             _ => false,
         }
     }

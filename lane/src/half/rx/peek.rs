@@ -86,7 +86,10 @@ impl RxState {
             return Received::Bytes(found);
         }
         let after = found.saturating_sub(left + LEN);
-        let ring = self.take_more(m, port, iov, how);
+        let ring = match self.knows_next(m) {
+            true => self.take_more(m, port, iov, how),
+            false => 0,
+        };
         iov.skip(after.saturating_sub(ring));
         Received::Bytes(left + ring.max(after))
     }
@@ -183,7 +186,7 @@ impl RxState {
                 }
             }
             mode::PREFIX => match (queued(), self.prefix_left()) {
-                (n, left) if n < left => n,
+                (n, left) if n < left || !self.knows_next(m) => n.min(left),
                 (n, left) => {
                     let head = self.head(m).unwrap_or_default();
                     let ring = head.saturating_since(self.cursor.load(Relaxed));

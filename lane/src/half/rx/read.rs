@@ -2,7 +2,7 @@
 
 use super::revoke::has_arrived;
 use super::{mode, How, Received, Revoked, RxState};
-use crate::abi::{rx, tx, Cursor};
+use crate::abi::{tx, Cursor};
 use crate::half::mem::{Iov, Memory};
 use crate::half::Port;
 use crate::num;
@@ -47,11 +47,11 @@ impl RxState {
                 mode::SKIP => self.skip_repeated(m, port),
                 mode::READY => self.read_limited(m, port, iov, how)?,
                 // The sender has gone up and down meanwhile, and the whole stream is on TCP.
-                mode::PREFIX if self.resumed(m) => {
+                mode::PREFIX if !m.is_remote() && self.phase(m) == tx::RESUMED => {
                     self.mode.store(mode::TCP, Relaxed);
                     None
                 }
-                mode::PREFIX => self.read_prefix(m, port, iov, how),
+                mode::PREFIX => self.read_prefix(m, port, iov, how)?,
                 mode::REST => self.read_rest(port, iov, how),
                 mode::UNDECIDED => self.read_undecided(port, iov, how),
                 mode::REVOKING => {
@@ -87,10 +87,17 @@ impl RxState {
             return self.peek_ring(m, port, iov, how).map(Some);
         }
         let r = self.take(m, port, iov, how, head);
-        if self.cursor.load(Relaxed) == head && self.is_left(m) {
+        self.taken(m, port, head);
+        r.map(Some)
+    }
+
+    /// Bytes were taken off the ring, whose head was there: if they were the last ones, what repeats them is taken off TCP.
+    #[inline(always)]
+    pub(super) fn taken(&self, m: &Memory, port: &impl Port, head: Cursor) {
+        let last = || self.is_left(m) || self.mode.load(Relaxed) == mode::LAST;
+        if self.cursor.load(Relaxed) == head && last() {
             self.take_repeat(m, port);
         }
-        r.map(Some)
     }
 
     /// RING, LAST, FIN: the ring is read up to `cursor`, where it ends for now or for good.
@@ -144,7 +151,9 @@ impl RxState {
             return Ok(None);
         }
         if now == mode::PREFIX && self.prefix_left() == 0 {
-            self.past(m, port);
+            if !self.past(m, port)? {
+                self.mode.store(mode::RING, Relaxed); // TCP is over, and so is its sender
+            }
             return Ok(None);
         }
         Ok(self.kept_error())
@@ -253,32 +262,26 @@ impl RxState {
     }
 
     /// PREFIX: bytes of TCP up to the switch, and those of the ring after them.
-    fn read_prefix(
-        &self,
-        m: &Memory,
-        port: &impl Port,
-        iov: &mut Iov<'_>,
-        how: How,
-    ) -> Option<Received> {
+    fn read_prefix(&self, m: &Memory, port: &impl Port, iov: &mut Iov<'_>, how: How) -> Step {
         let left = self.prefix_left();
         if left == 0 {
-            self.past(m, port);
-            return None;
+            return Ok((!self.past(m, port)?).then_some(Received::Empty));
         }
         if how.peek {
-            return Some(self.peek_prefix(m, port, iov, how, num::size(left)));
+            let found = self.peek_prefix(m, port, iov, how, num::size(left));
+            return Ok(Some(found));
         }
         let r = self.take_tcp(port, iov, how, num::size(left));
-        // A caller that asks `ready` or `has_news` next must see the ring.
+        // A caller that asks `ready` or `has_news` next must see the ring. (If a word is wrong, the next call meets that.)
         if self.prefix_left() == 0 {
-            self.past(m, port);
+            let _ = self.past(m, port);
         }
-        Some(match r {
-            Received::Bytes(n) if n as u64 == left => {
+        Ok(Some(match r {
+            Received::Bytes(n) if n as u64 == left && self.is_up() => {
                 Received::Bytes(n + self.take_more(m, port, iov, how))
             }
             r => r,
-        })
+        }))
     }
 
     /// REST: bytes of TCP that a frame announced.
@@ -308,15 +311,6 @@ impl RxState {
     /// Number of bytes of the prefix, or of what a frame announced, that are still to be read from TCP.
     pub(super) fn prefix_left(&self) -> u64 {
         self.limit.load(Relaxed) - self.tcp_pos.load(Relaxed)
-    }
-
-    /// The prefix is read: go on with the ring. From now on the remote sender may send a `Fin` frame.
-    pub(super) fn past(&self, m: &Memory, port: &impl Port) {
-        self.mode.store(mode::RING, Relaxed);
-        if m.is_remote() {
-            self.flag(m, rx::PAST);
-            m.publish(port);
-        }
     }
 
     /// The ring is read up to `cursor`: TCP repeats the bytes from the cursor in the frame up to there.

@@ -38,7 +38,9 @@ impl RxState {
                     }
                     self.begin_skip(self.cursor.load(Relaxed))?;
                 }
-                mode::PREFIX if m.is_remote() && self.prefix_left() == 0 => self.past(m, port),
+                mode::PREFIX if m.is_remote() && self.prefix_left() == 0 => {
+                    self.past(m, port)?;
+                }
                 // All announced bytes must be on TCP: the next owner of the socket could not tell that some are
                 // missing.
                 mode::REST => {
@@ -105,7 +107,7 @@ impl RxState {
             _ => self.cursor.load(Relaxed),
         };
         m.own_rx().revoked.store(at, Relaxed);
-        let word = RxWord::new(self.epoch.load(Relaxed), rx::READY | rx::REVOKED);
+        let word = self.unrevoked(m).with(rx::REVOKED);
         m.own_rx().word.store(word, SeqCst); // releases `revoked`
         self.revoked_mode.store(now, Relaxed);
         self.mode.store(mode::REVOKING, Relaxed);
@@ -122,7 +124,8 @@ impl RxState {
         let there = || has_arrived(port, self.rest.load(Relaxed));
         Ok(match self.phase(m) {
             tx::DOWN | tx::ENDED => None,
-            _ if self.is_assured(m, takeover::DOWN) => None,
+            tx::RESUMED if !m.is_remote() => None, // (no frame: see `RxState::past`)
+            _ if self.is_assured(m, takeover::DOWN) || self.is_assured(m, takeover::PLAIN) => None,
             _ if m.is_remote() && there() => None,
             tx::BROKEN => Some(Revoked::Impossible),
             _ => {
@@ -135,7 +138,7 @@ impl RxState {
     /// On one node: has a daemon begun to bring the direction to TCP in this way? It will not leave it undone, whatever
     /// becomes of the sender, so the receiver need not wait for the rest. (A sender that forges the word loses its own
     /// bytes.)
-    fn is_assured(&self, m: &Memory, what: TakeoverPhase) -> bool {
+    pub(super) fn is_assured(&self, m: &Memory, what: TakeoverPhase) -> bool {
         // Acquire: pairs with the Release in `TxState::record`.
         let word = m.peer_daemon().takeover.load(Acquire);
         !m.is_remote() && word == TakeoverWord::new(self.epoch.load(Relaxed), what)
@@ -207,8 +210,8 @@ impl RxState {
         if !matches!(now, mode::REVOKING | mode::LAST) {
             return true;
         }
-        let epoch = self.epoch.load(Relaxed);
-        m.own_rx().word.store(RxWord::new(epoch, rx::READY), SeqCst);
+        let word = self.unrevoked(m);
+        m.own_rx().word.store(word, SeqCst);
         // SYNC withdraw: we have withdrawn, now we look; the daemon claims, and the sender records, then they look at our
         // word (`TxState::adopt`, `TxState::resume`).
         fence(SeqCst);
@@ -217,14 +220,19 @@ impl RxState {
         let answered = now == mode::REVOKING
             && (self.phase(m) == tx::RESUMED || self.has_recorded(m, takeover::PLAIN));
         if coming || answered {
-            let revoked = RxWord::new(epoch, rx::READY | rx::REVOKED);
-            m.own_rx().word.store(revoked, SeqCst);
+            m.own_rx().word.store(word.with(rx::REVOKED), SeqCst);
             return false;
         }
         if now == mode::REVOKING {
             self.mode.store(self.revoked_mode.load(Relaxed), Relaxed);
         }
         true
+    }
+
+    /// Our word, without a revocation.
+    fn unrevoked(&self, m: &Memory) -> RxWord {
+        let past = m.own_rx().word.load(Relaxed).flags().only(rx::PAST);
+        RxWord::new(self.epoch.load(Relaxed), rx::READY | past)
     }
 
     /// The connection is reset: TCP reports everything that remains to be reported.
@@ -271,7 +279,7 @@ impl RxState {
             return Ok(());
         }
         if m.is_remote() && self.prefix_left() == 0 {
-            self.past(m, port);
+            self.past(m, port)?;
         }
         self.revoked_mode.store(self.mode.load(Relaxed), Relaxed);
         self.mode.store(mode::REVOKING, Relaxed);
@@ -288,6 +296,7 @@ impl RxState {
         if was == mode::READY && !matches!(phase, tx::NONE | tx::RESUMED) {
             return self.revoked_late(m, port).map(|()| None);
         }
+        let behind = was == mode::PREFIX && self.prefix_left() > 0;
         let clear = || {
             let before = match was {
                 mode::PREFIX => self.prefix_left(),
@@ -300,9 +309,7 @@ impl RxState {
         let impossible = || {
             // The sender has left this epoch in another way, so the revocation means nothing any more.
             self.mode.store(was, Relaxed);
-            m.own_rx()
-                .word
-                .store(RxWord::new(self.epoch.load(Relaxed), rx::READY), SeqCst);
+            m.own_rx().word.store(self.unrevoked(m), SeqCst);
             Ok(Some(Revoked::Impossible))
         };
         match phase {
@@ -313,10 +320,14 @@ impl RxState {
                 return clear()
             }
             // Across nodes the sender's word may never arrive, and only a frame may tell: see below.
-            tx::UP if !m.is_remote() || was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
-            // A frame may lie after the prefix, where we cannot take it out.
-            tx::DOWNING if was == mode::PREFIX => return Ok(Some(Revoked::Pending)),
-            _ if was == mode::PREFIX => return impossible(),
+            tx::UP if !m.is_remote() || behind => return Ok(Some(Revoked::Pending)),
+            // Across nodes a frame may lie after the prefix, where we cannot take it out.
+            tx::DOWNING if behind => return Ok(Some(Revoked::Pending)),
+            _ if behind => return impossible(),
+            // What it had begun without a frame it has not finished.
+            tx::BROKEN if was == mode::PREFIX && self.brings(m, takeover::PLAIN) => {
+                return impossible();
+            }
             // The sender may still see our revocation and send plain bytes: only a complete frame proves the
             // opposite.
             tx::UP | tx::DOWNING if self.got_len.load(Relaxed) == 0 => {

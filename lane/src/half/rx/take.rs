@@ -72,7 +72,10 @@ impl RxState {
         match self.head(m) {
             Ok(head) if head != self.cursor.load(Relaxed) => {
                 match self.take(m, port, iov, how, head) {
-                    Ok(Received::Bytes(n)) => n,
+                    Ok(Received::Bytes(n)) => {
+                        self.taken(m, port, head);
+                        n
+                    }
                     _ => 0,
                 }
             }

@@ -161,12 +161,25 @@ impl TxState {
             self.record(m, cursor, takeover::NONE);
             return Ok(None);
         }
+        self.go_plain(m, port, cursor).map(Some)
+    }
+
+    /// All of the ring from there on goes to TCP without a frame. (It is recorded.)
+    fn go_plain(&self, m: &Memory, port: &impl Port, from: Cursor) -> Result<Progress, Reason> {
         self.frame_done.store(num::small(LEN), Relaxed);
-        self.drain_at.store(cursor, Relaxed);
+        self.drain_at.store(from, Relaxed);
         self.frame_cursor.store(NO_FRAME, Relaxed);
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
-        self.drain(m, port).map(Some)
+        self.drain(m, port)
+    }
+
+    /// On one node: has the receiver, whose word this is, taken nothing off the ring, which begins at `start`? It says so
+    /// before it does. (Older ones do not; and one that has let the sender overwrite a part of it has said that, too.)
+    fn is_untouched(&self, m: &Memory, word: RxWord, start: Cursor) -> Result<bool, Reason> {
+        let says = m.peer_rx().marks.load(Relaxed) & marks::PASSES != 0;
+        let silent = !m.is_remote() && says && !self.says(word, rx::PAST);
+        Ok(silent && self.refresh(m)? == start)
     }
 
     /// On one node: is the revocation at `cursor` not there any more?
@@ -225,6 +238,13 @@ impl TxState {
             self.downs.fetch_add(1, Relaxed);
             return Ok(self.settle(m, port, epoch, tx::BROKEN));
         }
+        // SYNC past: the same for a receiver that has read its prefix: it waits for what we record, or we see that it may have
+        // taken bytes of the ring.
+        let start = m.own_tx().up_start.load(Relaxed);
+        if self.is_untouched(m, word, start)? {
+            self.record(m, start, takeover::PLAIN);
+            return self.go_plain(m, port, start);
+        }
         if self.says(word, rx::REVOKED) && !self.framed(m) && !alone {
             if let Some(step) = self.resume(m, port, m.peer_rx().revoked.load(Relaxed))? {
                 return Ok(step);
@@ -271,19 +291,19 @@ impl TxState {
     }
 
     /// Are there bytes of a revoked ring that only this process can still put on TCP? They must be there before a
-    /// FIN. (After a `Down` frame the reader finds them on the ring as well, unless it has left because a daemon had
+    /// FIN. (A reader that has not revoked finds them on the ring as well, unless it has left because a daemon had
     /// taken over what we now finish.)
-    pub fn must_flush(&self) -> bool {
+    pub fn must_flush(&self, m: &Memory) -> bool {
         let alone = || self.reclaimed.load(Relaxed) == self.epoch.load(Relaxed);
-        self.mode.load(Relaxed) == mode::DRAIN
-            && (self.frame_cursor.load(Relaxed) == NO_FRAME || alone())
+        let plain = || self.frame_cursor.load(Relaxed) == NO_FRAME;
+        self.mode.load(Relaxed) == mode::DRAIN && (alone() || plain() && self.is_revoked(m))
     }
 
     /// Is there something that must be on TCP before a FIN? Across nodes that is every frame with what follows it:
     /// the receiver cannot count on the ring once our node no longer serves it.
     pub fn holds_fin(&self, m: &Memory) -> bool {
         match self.mode.load(Relaxed) {
-            mode::DRAIN => m.is_remote() || self.must_flush(),
+            mode::DRAIN => m.is_remote() || self.must_flush(m),
             mode::ASK => true,
             mode::RING => m.is_remote(),
             _ => false,
@@ -298,7 +318,7 @@ impl TxState {
         let _ = self.look(m, port);
         let repeated = self.repeat_unread(m, port);
         // (Asked last, because a revocation may have come since the look.)
-        match self.must_flush() || self.held(m) {
+        match self.must_flush(m) || self.held(m) {
             true => Poll::Pending,
             false => Poll::Ready(repeated),
         }

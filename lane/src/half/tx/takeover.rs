@@ -251,13 +251,14 @@ impl TxState {
         let said = m.own_rx().takeover.load(Acquire);
         let at = m.own_rx().takeover_at.load(Relaxed);
         match (said.phase(), begun) {
-            (_, 0) => {}
-            (what, _) if said.epoch() == epoch => {
+            // (A receiver may already have gone by what was recorded: see `RxState::past`.)
+            (what, n) if said.epoch() == epoch && (n > 0 || what == takeover::PLAIN) => {
                 self.resume_as(what, begun, at)?;
                 if !m.is_remote() {
                     self.record(m, at, what); // a receiver that leaves may count on the daemon for the rest
                 }
             }
+            (_, 0) => {}
             _ => return Err(Reason::Foreign), // no frame was recorded, and yet there are bytes
         }
         Ok(Adopted::Ring)
