@@ -158,7 +158,7 @@ pub mod marks {
     pub const RESET: u32 = 32;
     /// This end's process ends: when it is gone, it has sent no more than it says.
     pub const EXITED: u32 = 64;
-    /// Also within the node, this end says `PAST` before it takes anything off the ring.
+    /// Also within the node, this end says `PAST` before it takes anything off the ring. (Where the daemon is one of version 5.)
     pub const PASSES: u32 = 128;
 }
 

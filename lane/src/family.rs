@@ -29,7 +29,7 @@ pub const DOMAINS: u32 = 0x7fc0_0000;
 pub struct Header {
     /// [`MAGIC`]; stored last when the table is made.
     pub magic: AtomicU64,
-    /// [`crate::VERSION`] of the shim that made the table.
+    /// Oldest version that has this table: [`crate::MIN_VERSION`] of the shim that made it.
     pub version: AtomicU32,
     /// [`CONNS`] of that shim.
     pub conns: AtomicU32,

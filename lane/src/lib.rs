@@ -38,6 +38,8 @@ pub mod proto;
 
 /// Version of the memory layout and of the control messages. Clients whose ranges `[MIN_VERSION, VERSION]` overlap
 /// work together; others stay on TCP with [`proto::reason::Reason::VersionMismatch`].
-pub const VERSION: u16 = 4;
+///
+/// 5: a daemon goes on with plain bytes that an end has recorded, also if none of them is on TCP yet ([`abi::marks::PASSES`]).
+pub const VERSION: u16 = 5;
 /// Oldest version this build still speaks.
 pub const MIN_VERSION: u16 = 4;

@@ -105,6 +105,7 @@ impl World {
             // SAFETY: under loom a ring is an array of its atomics, of this many "bytes".
             unsafe { w.area[0].set_chunk(i + 1, p, RING) };
         }
+        (w.control.iter()).for_each(|c| c.header.version.store(u32::from(crate::VERSION), Relaxed));
         w.tx.attach(&w.sender(), Epoch::NONE, loc(0));
         w.tx.set_tag(TAG);
         w.rx.attach(&w.receiver(), Epoch::NONE, TAG);

@@ -172,6 +172,11 @@ impl<'a> Memory<'a> {
         self.remote
     }
 
+    /// Version of the daemon that made the areas.
+    pub(super) fn version(&self) -> u32 {
+        self.own_ctl.header.version.load(Relaxed)
+    }
+
     /// The same as seen by a daemon that has taken over the end's sending direction: `own` is the end's area, which
     /// the daemon only reads, and `peer` the daemon's own; on one node `own` has control words that the daemon may
     /// write, and `peer` is the other end's area, which it only reads.

@@ -185,7 +185,8 @@ impl RxState {
         self.mode.store(mode::TCP, Relaxed);
         self.tag.store(tag, Relaxed);
         self.got_len.store(0, Relaxed);
-        m.own_rx().marks.store(marks::KEPT | marks::PASSES, Relaxed);
+        let passes = if m.version() < 5 { 0 } else { marks::PASSES };
+        m.own_rx().marks.store(marks::KEPT | passes, Relaxed);
         m.own_rx().room.store(0, Relaxed);
         m.own_rx().word.store(RxWord::default(), Release);
     }

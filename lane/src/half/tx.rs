@@ -49,6 +49,9 @@ const _: () = assert!(2 * PIECE <= crate::abi::UNPUBLISHED_MAX);
 /// sent.
 const CHUNK: usize = 32 << 10;
 
+/// `TxState::frame_kind` of a way down without a frame that nobody has asked for.
+const UNASKED: u32 = 2;
+
 /// `TxState::frame_cursor` of a way down that writes no frame.
 const NO_FRAME: Cursor = Cursor::new(u64::MAX);
 
@@ -81,7 +84,8 @@ pub struct TxState {
     drain_at: Private<Cursor>,
     /// The cursor in the frame that is being written; `NO_FRAME` if the way down writes none.
     frame_cursor: Private<Cursor>,
-    /// 0: the frame is a `Down`; 1: a `Fin`.
+    /// 0: the frame is a `Down`; 1: a `Fin`. Without a frame, 0: the receiver has asked for that; [`UNASKED`]: it has not, and
+    /// may read on on the ring meanwhile.
     frame_kind: AtomicU32,
     /// Number of bytes that the frame announces.
     frame_rest: AtomicU32,
@@ -421,7 +425,7 @@ impl TxState {
     fn take_back(&self, m: &Memory, begin: Cursor) -> Cursor {
         let head = self.head.load(Relaxed);
         // (Across nodes a daemon may already have forwarded them: they stay published, and go to TCP.)
-        if !self.must_flush(m) || m.is_remote() {
+        if !self.must_flush(m) || self.is_unasked() || m.is_remote() {
             return head;
         }
         let kept = head.min(self.drain_at.load(Relaxed).max(begin));

@@ -290,13 +290,13 @@ thread_local! {
 impl Alone {
     /// Attached, on TCP.
     pub fn new(remote: bool) -> Alone {
-        Alone::with(remote, RING)
+        Alone::beside(remote, RING, lane::VERSION)
     }
 
-    pub fn with(remote: bool, ring: Loc) -> Alone {
+    /// Beside a daemon of some other version.
+    pub fn beside(remote: bool, ring: Loc, version: u16) -> Alone {
         let [own, other] = CLIENTS.with(|p| *p);
-        own.clear();
-        other.clear();
+        [own, other].iter().for_each(|c| c.clear(version));
         let e = Alone {
             tx: TxState::default(),
             rx: RxState::default(),
@@ -320,7 +320,7 @@ impl Alone {
     }
 
     pub fn up_on(remote: bool, ring: Loc) -> Alone {
-        let e = Alone::with(remote, ring);
+        let e = Alone::beside(remote, ring, lane::VERSION);
         e.go_up();
         e
     }

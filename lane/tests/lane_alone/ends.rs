@@ -596,5 +596,5 @@ fn behind_a_frame() {
         (mode::LAST, Some(true))
     );
     assert_eq!(recv(&e, 5), Received::Bytes(5));
-    assert_eq!((mode_of(&e), e.rx.ready(&e.memory())), (mode::SKIP, None));
+    assert_eq!((mode_of(&e), e.rx.ready(&e.memory())), (mode::LAST, None));
 }

@@ -2,7 +2,7 @@
 //! off the ring, and a sender that has not seen that puts the whole ring on TCP without a frame.
 
 use super::end::*;
-use lane::abi::{marks, rx, takeover, tx, Cursor, TakeoverWord};
+use lane::abi::{marks, rx, takeover, tx, Cursor, RxWord, TakeoverWord};
 use lane::half::rx::mode;
 use lane::half::tx::BeforeFin;
 use lane::half::tx::{mode as sends, Adopted};
@@ -247,6 +247,103 @@ fn the_sender_ends_with_a_part_on_tcp() {
         );
         let left = 13 - read as usize;
         assert_eq!(recv(&e, 20), Received::Bytes(left), "{read}");
+    }
+}
+
+/// A call that can do without leaving, beside a sender that was killed on its way: prefix and ring are read.
+#[test]
+fn the_sender_is_killed_on_its_way() {
+    for (read, there) in [(2, 0), (2, 4), (3, 0), (3, 4)] {
+        let e = receiving(tx::UP);
+        assert_eq!(recv(&e, 2), Received::Bytes(2));
+        e.sender_says(FIRST, tx::DOWNING);
+        if read == 3 {
+            assert_eq!(reads(&e, 1), (Received::Bytes(1), mode::PREFIX));
+        }
+        records(&e, takeover::PLAIN, false);
+        e.arrives(&bytes(3, 3 + there));
+        e.tcp.ended.set(true);
+        let attempt = lane::half::leave::Attempt {
+            tx_done: true,
+            over: true,
+            option: true,
+            waited: 100,
+        };
+        let step = attempt.step(&e.rx, &e.memory(), &e.tcp);
+        assert_eq!(step, lane::half::leave::Step::GoesOn, "{read} {there}");
+        let left = 13 - read;
+        assert_eq!(recv(&e, 20), Received::Bytes(left), "{read} {there}");
+        assert!(e.tcp.queue.borrow().is_empty());
+    }
+}
+
+/// A daemon of an earlier version has no part in this: the end does not say that it says `PAST`. If one goes on with a frame
+/// where the end has recorded none, the frame is what counts.
+#[test]
+fn beside_an_earlier_daemon() {
+    let e = Alone::beside(false, RING, 4);
+    assert_eq!(e.ours().rx[L].marks.load(Relaxed), marks::KEPT);
+    let e = Alone::new(false);
+    assert_ne!(e.ours().rx[L].marks.load(Relaxed), marks::KEPT);
+    for (phase, daemon) in [(tx::DOWN, false), (tx::ENDED, false), (tx::DOWNING, true)] {
+        let e = receiving(phase);
+        records(&e, takeover::PLAIN, false);
+        if daemon {
+            records(&e, takeover::DOWN, true);
+        }
+        assert_eq!(reads(&e, 8), (Received::Bytes(8), mode::RING), "{phase:?}");
+    }
+}
+
+/// In the so many-th ring of the doorbell from here.
+fn at_ring(tcp: usize, n: u32, f: impl FnOnce() + 'static) {
+    // SAFETY: the end outlives its send.
+    let then = unsafe { &(*(tcp as *const Tcp)).then };
+    *then.borrow_mut() = Some(match n {
+        1 => Box::new(f),
+        _ => Box::new(move || at_ring(tcp, n - 1, f)) as Box<dyn FnOnce()>,
+    });
+}
+
+/// A send meets a wish that its direction goes down, and TCP takes a part: what the receiver may have read by then stays sent,
+/// also if it leaves in that very moment.
+#[test]
+fn a_send_that_goes_down() {
+    let e = sending(false, rx::WANT_DOWN);
+    e.tcp.room.set(40);
+    // (It rings for the bytes, for the intent, and because TCP is full.)
+    let (tcp, word) = (
+        std::ptr::from_ref(&e.tcp) as usize,
+        std::ptr::from_ref(&e.their_rx().word) as usize,
+    );
+    at_ring(tcp, 3, move || {
+        // SAFETY: the client's memory is never unmapped.
+        let word = unsafe { &*(word as *const lane::abi::Shared<RxWord>) };
+        let leaves = rx::READY | rx::PAST | rx::REVOKED;
+        word.store(RxWord::new(FIRST, leaves), Relaxed);
+    });
+    let sent = e.send(50);
+    assert!(e.tcp.then.borrow().is_none());
+    assert_eq!((sent, e.head()), (lane::half::Sent::Bytes(50), 150));
+    assert!(e.tx.must_flush(&e.memory()));
+}
+
+/// TCP takes nothing: a receiver that waits for the record is told.
+#[test]
+fn a_blocked_way_down_is_told() {
+    for flags in [rx::READY, rx::PAST] {
+        let e = sending(false, flags);
+        e.tcp.room.set(0);
+        let n = publishes(&e, || {
+            e.tx.down(&e.memory(), &e.tcp).unwrap();
+        });
+        assert_eq!(n, 2, "the intent, and the record");
+    }
+    let e = receiving(tx::DOWNING);
+    assert_eq!(reads(&e, 3), (Received::Bytes(3), mode::PREFIX));
+    for what in [takeover::PLAIN, takeover::DOWN] {
+        records(&e, what, false);
+        assert!(e.rx.has_news(&e.memory()));
     }
 }
 

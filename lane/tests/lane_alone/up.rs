@@ -44,7 +44,7 @@ fn what_a_switch_needs() {
     assert_eq!(up(&e), Ok(true));
     assert_eq!(e.tx.ups.load(Relaxed), 2);
     // Without a ring that is mapped here.
-    let e = Alone::with(false, Loc { chunk: 60, ..RING });
+    let e = Alone::beside(false, Loc { chunk: 60, ..RING }, lane::VERSION);
     e.says(FIRST, rx::READY);
     assert_eq!((up(&e), e.mode()), (Ok(false), mode::TCP));
 }

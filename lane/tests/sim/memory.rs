@@ -2,9 +2,10 @@
 //! peer's is read-only, and both have guard pages around them. A store to the wrong side or an
 //! access out of bounds kills the test.
 
-use lane::abi::{Epoch, Loc, Shared, TxPhase, TxWord, Word, CONTROL_BYTES};
+use lane::abi::{Control, Epoch, Loc, Shared, TxPhase, TxWord, Word, CONTROL_BYTES};
 use lane::half::Area;
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 
 pub const CHUNK: usize = 256 << 10;
 pub const CHUNKS: usize = 2;
@@ -70,12 +71,12 @@ impl Client {
             data: std::array::from_fn(|_| make(CHUNK)),
             free: Default::default(),
         };
-        p.clear();
+        p.clear(lane::VERSION);
         p
     }
 
-    /// Back to zeroed control words, poisoned rings, all memory free.
-    pub fn clear(&self) {
+    /// Back to zeroed control words, as a daemon of this version makes them, poisoned rings, all memory free.
+    pub fn clear(&self, version: u16) {
         // SAFETY: our own writable mappings, of these lengths; nobody holds references into them.
         unsafe {
             std::ptr::write_bytes(self.control[0].p, 0, CONTROL_BYTES);
@@ -83,6 +84,9 @@ impl Client {
                 std::ptr::write_bytes(d[0].p, POISON, CHUNK);
             }
         }
+        // SAFETY: the mapping is that long, and never unmapped; `Control` is all atomics.
+        let control = unsafe { &*self.control[0].p.cast::<Control>() };
+        control.header.version.store(version.into(), SeqCst);
         let pages = (CHUNK / 4096) as u32;
         *self.free.borrow_mut() = (1..=CHUNKS as u32)
             .flat_map(|c| (0..pages / 4).map(move |i| (c, i * 4)))

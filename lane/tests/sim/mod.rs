@@ -178,7 +178,7 @@ thread_local! {
 impl World {
     pub fn new() -> World {
         let clients = CLIENTS.with(|p| *p);
-        clients.iter().for_each(Client::clear);
+        clients.iter().for_each(|c| c.clear(lane::VERSION));
         let w = World {
             clients,
             own: [clients[0].area(true), clients[1].area(true)],

@@ -10,7 +10,7 @@ use crate::sys::{self, lock};
 use crate::tcp::port::{self, Sock};
 use crate::tcp::{self, ends, probes, reset};
 use core::sync::atomic::Ordering::*;
-use lane::abi::marks;
+use lane::abi::{marks, tx as phase};
 use lane::family::{state, Cause, Conn};
 use lane::half::leave::{leave_ms, Attempt, Step};
 use lane::half::{tx, Memory, Progress};
@@ -401,8 +401,10 @@ fn died_meanwhile(c: &Conn, m: &Memory, port: &Sock) -> bool {
     let ms = if there() { 0 } else { DYING_MS };
     let ended = sys::poll_ms(port.fd, libc::POLLRDHUP, ms)
         .is_ok_and(|e| e & (libc::POLLRDHUP | libc::POLLHUP) != 0);
-    // (A quick peer has read them meanwhile. A peer that ends by itself has stored ENDED or RESET.)
+    // (A quick peer has read them meanwhile. A peer that ends by itself has stored ENDED or RESET. And without a frame, what is
+    // unread is so for its kernel, too.)
     ended
+        && c.tx.phase() == phase::DOWN
         && c.tx.unread(m).is_ok_and(|n| n > 0)
         && c.rx.said(m) & (marks::ENDED | marks::RESET | marks::KEPT) == marks::KEPT
 }

@@ -199,7 +199,7 @@ pub fn make(at: *mut u8) -> Option<(i32, *mut Table)> {
     let t: *mut Table = p.cast();
     // SAFETY: freshly mapped, TABLE_BYTES long; atomics accept zeroed memory.
     let h = unsafe { &(*t).header };
-    h.version.store(u32::from(lane::VERSION), Relaxed);
+    h.version.store(u32::from(lane::MIN_VERSION), Relaxed);
     h.conns.store(num::small(CONNS), Relaxed);
     h.pid.store(pids::pid(), Relaxed);
     pids::found(h);

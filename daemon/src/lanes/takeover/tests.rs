@@ -364,17 +364,23 @@ fn a_ring_that_has_moved() {
 /// The sender leaves, and may not have as much of TCP as its way down needs.
 #[test]
 fn an_end_that_asks_itself() {
-    let mut l = Lane::up();
-    l.send(1000);
-    l.room(10, 0);
-    l.tx().down(&l.memory(0), &l.port()).unwrap();
-    assert_eq!(l.takeover(false).step(), Step::NONE, "nobody else may ask");
-    l.room(0, 1 << 20);
-    assert_eq!(l.over(&mut l.takeover(true)), BROUGHT);
-    let mut frame = [0; LEN];
-    (&l.receiver).read_exact(&mut frame).unwrap();
-    l.read(0, 1000);
-    l.is_all();
+    // (A receiver that may have taken bytes of the ring is sent a frame.)
+    for (past, before) in [(false, 0), (true, LEN)] {
+        let mut l = Lane::up();
+        l.send(1000);
+        let word = &l.memory(1).own_rx().word;
+        if past {
+            word.store(word.load(Relaxed).with(lane::abi::rx::PAST), Relaxed);
+        }
+        l.room(10, 0);
+        l.tx().down(&l.memory(0), &l.port()).unwrap();
+        assert_eq!(l.takeover(false).step(), Step::NONE, "nobody else may ask");
+        l.room(0, 1 << 20);
+        assert_eq!(l.over(&mut l.takeover(true)), BROUGHT);
+        (&l.receiver).read_exact(&mut vec![0; before]).unwrap();
+        l.read(0, 1000);
+        l.is_all();
+    }
 }
 
 /// A thread of the end has the direction's lock: it is waited for, but not for long.

@@ -51,8 +51,10 @@ impl RxState {
             self.brings(m, takeover::DOWN),
         );
         match self.phase(m) {
-            tx::UP => self.mode.store(mode::RING, Relaxed),
+            tx::UP | tx::DOWN | tx::ENDED => self.mode.store(mode::RING, Relaxed),
             tx::RESUMED => self.mode.store(mode::TCP, Relaxed),
+            // (A daemon of an earlier version goes on with a frame, whatever the end has recorded.)
+            _ if self.is_assured(m, takeover::DOWN) => self.mode.store(mode::RING, Relaxed),
             // What a frame would say: it begins where we are.
             _ if plain => {
                 let cursor = self.cursor.load(Relaxed);
@@ -80,9 +82,9 @@ impl RxState {
             || self.brings(m, takeover::DOWN)
     }
 
-    /// On one node, with the prefix read: does the sender say how it goes on?
+    /// On one node: is the prefix read, and is it known how the sender goes on?
     pub(super) fn can_pass(&self, m: &Memory) -> bool {
         let (limit, at) = (self.limit.load(Relaxed), self.tcp_pos.load(Relaxed));
-        !m.is_remote() && limit == at && self.phase(m) > tx::DOWNING
+        !m.is_remote() && limit == at && self.knows_next(m)
     }
 }

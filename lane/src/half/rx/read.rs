@@ -94,7 +94,8 @@ impl RxState {
     /// Bytes were taken off the ring, whose head was there: if they were the last ones, what repeats them is taken off TCP.
     #[inline(always)]
     pub(super) fn taken(&self, m: &Memory, port: &impl Port, head: Cursor) {
-        let last = || self.is_left(m) || self.mode.load(Relaxed) == mode::LAST;
+        // (Across nodes, what a frame has announced may be cut off before it is there: only a receive tells that.)
+        let last = || self.is_left(m) || !m.is_remote() && self.mode.load(Relaxed) == mode::LAST;
         if self.cursor.load(Relaxed) == head && last() {
             self.take_repeat(m, port);
         }

@@ -217,14 +217,17 @@ impl RxState {
         fence(SeqCst);
         // (The daemon first: one that is through meanwhile has told before that how it came there.)
         let coming = self.is_coming(m);
-        let answered = now == mode::REVOKING
-            && (self.phase(m) == tx::RESUMED || self.has_recorded(m, takeover::PLAIN));
+        // (In the prefix nothing was taken from the ring, and what was recorded without a frame stands for one: see
+        // `RxState::past`.)
+        let was = self.revoked_mode.load(Relaxed);
+        let plain = || was == mode::RING && self.has_recorded(m, takeover::PLAIN);
+        let answered = now == mode::REVOKING && (self.phase(m) == tx::RESUMED || plain());
         if coming || answered {
             m.own_rx().word.store(word.with(rx::REVOKED), SeqCst);
             return false;
         }
         if now == mode::REVOKING {
-            self.mode.store(self.revoked_mode.load(Relaxed), Relaxed);
+            self.mode.store(was, Relaxed);
         }
         true
     }

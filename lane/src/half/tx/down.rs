@@ -1,7 +1,7 @@
 //! The sender's ways off the ring: by its own decision, at the receiver's request, or at the end of the stream. No
 //! byte that an application was told is sent may be lost, and none may be repeated without a frame that says so.
 
-use super::{mode, TxState, NO_FRAME};
+use super::{mode, TxState, NO_FRAME, UNASKED};
 use crate::abi::{marks, rx, takeover, tx, Cursor, Epoch, RxWord, TcpPos, TxPhase, TxWord};
 use crate::half::mem::{Memory, Ring};
 use crate::half::{Port, Progress, RxState};
@@ -161,11 +161,18 @@ impl TxState {
             self.record(m, cursor, takeover::NONE);
             return Ok(None);
         }
-        self.go_plain(m, port, cursor).map(Some)
+        self.go_plain(m, port, cursor, 0).map(Some)
     }
 
-    /// All of the ring from there on goes to TCP without a frame. (It is recorded.)
-    fn go_plain(&self, m: &Memory, port: &impl Port, from: Cursor) -> Result<Progress, Reason> {
+    /// All of the ring from there on goes to TCP without a frame, as is recorded. `kind`: as of [`TxState::frame_kind`].
+    fn go_plain(
+        &self,
+        m: &Memory,
+        port: &impl Port,
+        from: Cursor,
+        kind: u32,
+    ) -> Result<Progress, Reason> {
+        self.frame_kind.store(kind, Relaxed);
         self.frame_done.store(num::small(LEN), Relaxed);
         self.drain_at.store(from, Relaxed);
         self.frame_cursor.store(NO_FRAME, Relaxed);
@@ -243,7 +250,8 @@ impl TxState {
         let start = m.own_tx().up_start.load(Relaxed);
         if self.is_untouched(m, word, start)? {
             self.record(m, start, takeover::PLAIN);
-            return self.go_plain(m, port, start);
+            let step = self.go_plain(m, port, start, UNASKED)?;
+            return Ok(self.tell_blocked(m, port, step));
         }
         if self.says(word, rx::REVOKED) && !self.framed(m) && !alone {
             if let Some(step) = self.resume(m, port, m.peer_rx().revoked.load(Relaxed))? {
@@ -268,7 +276,22 @@ impl TxState {
         self.record(m, cursor, takeover::DOWN);
         self.mode.store(mode::DRAIN, Relaxed);
         self.downs.fetch_add(1, Relaxed);
-        self.drain(m, port)
+        let step = self.drain(m, port)?;
+        Ok(self.tell_blocked(m, port, step))
+    }
+
+    /// A way down has begun. If TCP takes nothing now, a receiver that waits for what is recorded (`RxState::past`) must hear
+    /// of it.
+    fn tell_blocked(&self, m: &Memory, port: &impl Port, step: Progress) -> Progress {
+        if step == Progress::Blocked && !m.is_remote() && !m.takes_over() {
+            m.publish(port);
+        }
+        step
+    }
+
+    /// Is there a way down without a frame that nobody has asked for?
+    pub(super) fn is_unasked(&self) -> bool {
+        self.frame_cursor.load(Relaxed) == NO_FRAME && self.frame_kind.load(Relaxed) == UNASKED
     }
 
     /// For an end that must be on TCP before it goes on: call it until it says `Done`, which it says on TCP only. (A look
@@ -296,7 +319,8 @@ impl TxState {
     pub fn must_flush(&self, m: &Memory) -> bool {
         let alone = || self.reclaimed.load(Relaxed) == self.epoch.load(Relaxed);
         let plain = || self.frame_cursor.load(Relaxed) == NO_FRAME;
-        self.mode.load(Relaxed) == mode::DRAIN && (alone() || plain() && self.is_revoked(m))
+        let asked = || !self.is_unasked() || self.is_revoked(m);
+        self.mode.load(Relaxed) == mode::DRAIN && (alone() || plain() && asked())
     }
 
     /// Is there something that must be on TCP before a FIN? Across nodes that is every frame with what follows it:

@@ -9,7 +9,7 @@
 //! other. So whoever puts anything on TCP first records what it is, and from which cursor on, where the other finds
 //! it. How much of it is on TCP follows from what the kernel has counted since then.
 
-use super::{mode, TxState, NO_FRAME};
+use super::{mode, TxState, NO_FRAME, UNASKED};
 use crate::abi::{
     loc_index, rx, takeover, tx, Cursor, Epoch, TakeoverPhase, TakeoverWord, TxPhase, TxWord,
 };
@@ -280,6 +280,7 @@ impl TxState {
                 if begun > rest || rest > self.backlog_max() {
                     return Err(Reason::Foreign);
                 }
+                self.frame_kind.store(UNASKED, Relaxed); // (if it was asked for, that still stands)
                 self.frame_done.store(num::small(LEN), Relaxed);
                 self.frame_cursor.store(NO_FRAME, Relaxed);
                 self.drain_at.store(cursor + begun, Relaxed);
