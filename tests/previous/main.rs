@@ -153,7 +153,7 @@ fn departures_with_the_older_shim() -> Result<()> {
 
 #[test]
 fn departures_with_the_older_daemon() -> Result<()> {
-    departures(Previous, This, &["killed"])
+    departures(Previous, This, &["killed", "unread-mixed"])
 }
 
 /// Each tool asks each daemon.
