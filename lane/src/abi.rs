@@ -205,7 +205,7 @@ impl Word for LogEntry {
 #[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 pub struct Control {
-    /// Which area of which link group this is. Written once by the daemon; nothing reads it yet.
+    /// Which area of which link group this is, and of which version. Written once by the daemon.
     pub header: Header,
     /// Threads and sets of this client that sleep on this link group.
     pub sleepers: Line<AtomicU32>,

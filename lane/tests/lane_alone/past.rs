@@ -277,6 +277,43 @@ fn the_sender_is_killed_on_its_way() {
     }
 }
 
+/// A sender that answers a revocation is UP until it is through. Its answer is not withdrawn, also if the prefix is unread: it
+/// brings the ring to TCP.
+#[test]
+fn an_answer_is_not_withdrawn() {
+    for there in [0, 4] {
+        let e = receiving(tx::UP);
+        assert_eq!(recv(&e, 2), Received::Bytes(2));
+        let revoke = || super::leaving::revoke(&e);
+        assert_eq!(revoke(), lane::half::rx::Revoked::Pending);
+        records(&e, takeover::PLAIN, false);
+        e.arrives(&bytes(3, 3 + there));
+        assert!(!e.rx.go_on(&e.memory()) && word(&e).has(rx::REVOKED));
+        e.arrives(&bytes(3 + there, 13));
+        e.sender_says(FIRST, tx::RESUMED);
+        assert_eq!(revoke(), lane::half::rx::Revoked::Clear);
+        assert_eq!(e.tcp.queue.borrow().len(), 11);
+    }
+}
+
+/// A daemon goes by the revocation that there is now, and not by what an end had recorded that was killed in its answer to a
+/// former one.
+#[test]
+fn a_daemon_answers_the_present_revocation() {
+    let e = sending(false, rx::PAST | rx::REVOKED);
+    e.their_rx().revoked.store(Cursor::new(50), Relaxed);
+    e.reads(50);
+    let own = &e.ours().rx[L];
+    own.takeover_at.store(Cursor::new(20), Relaxed);
+    let word = TakeoverWord::new(FIRST, takeover::PLAIN);
+    own.takeover.store(word, Relaxed);
+    e.takeover(FIRST, takeover::TAKEN);
+    let (t, m) = (lane::half::TxState::default(), e.taken());
+    assert!(matches!(t.adopt(&m, &e.tcp, TAG), Ok(Adopted::Ring)));
+    t.down(&m, &e.tcp).unwrap();
+    assert_eq!((e.on_tcp(), e.state().phase()), (50, tx::RESUMED));
+}
+
 /// A daemon of an earlier version has no part in this: the end does not say that it says `PAST`. If one goes on with a frame
 /// where the end has recorded none, the frame is what counts.
 #[test]

@@ -217,11 +217,12 @@ impl RxState {
         fence(SeqCst);
         // (The daemon first: one that is through meanwhile has told before that how it came there.)
         let coming = self.is_coming(m);
-        // (In the prefix nothing was taken from the ring, and what was recorded without a frame stands for one: see
-        // `RxState::past`.)
-        let was = self.revoked_mode.load(Relaxed);
-        let plain = || was == mode::RING && self.has_recorded(m, takeover::PLAIN);
-        let answered = now == mode::REVOKING && (self.phase(m) == tx::RESUMED || plain());
+        // (In the prefix nothing was taken from the ring, and what a sender has recorded that goes down by itself stands for a
+        // frame: see `RxState::past`. Such a one says DOWNING first; one that answers stays UP until it is through.)
+        let (was, phase) = (self.revoked_mode.load(Relaxed), self.phase(m));
+        let answers = was == mode::RING || phase == tx::UP;
+        let plain = || answers && self.has_recorded(m, takeover::PLAIN);
+        let answered = now == mode::REVOKING && (phase == tx::RESUMED || plain());
         if coming || answered {
             m.own_rx().word.store(word.with(rx::REVOKED), SeqCst);
             return false;

@@ -251,8 +251,12 @@ impl TxState {
         let said = m.own_rx().takeover.load(Acquire);
         let at = m.own_rx().takeover_at.load(Relaxed);
         match (said.phase(), begun) {
-            // (A receiver may already have gone by what was recorded: see `RxState::past`.)
-            (what, n) if said.epoch() == epoch && (n > 0 || what == takeover::PLAIN) => {
+            // (A receiver may already have gone by what an end has recorded that goes down by itself: see `RxState::past`.)
+            (what, n)
+                if said.epoch() == epoch
+                    && (n > 0
+                        || what == takeover::PLAIN && phase == tx::DOWNING && at == start) =>
+            {
                 self.resume_as(what, begun, at)?;
                 if !m.is_remote() {
                     self.record(m, at, what); // a receiver that leaves may count on the daemon for the rest
