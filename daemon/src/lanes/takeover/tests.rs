@@ -99,6 +99,8 @@ impl Side {
             area.set_first(maps[0].addr().as_ptr(), maps[0].len());
             area.set_chunk(2, maps[1].addr().as_ptr(), maps[1].len());
         }
+        let version = &area.control().unwrap().header.version;
+        version.store(lane::VERSION.into(), Relaxed);
         Side {
             area,
             files,
