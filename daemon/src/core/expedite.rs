@@ -57,23 +57,27 @@ impl<V: Provider> Core<V> {
         })
     }
 
-    /// Sends commands to the shims of the ends that a search has found.
+    /// Sends commands to the shims of the ends that a search has found, if nothing has been decided meanwhile: who registers
+    /// after that waits for an end that has its answer.
     pub fn searched(&mut self, found: Results) {
         for (who, f) in found.ends {
-            if self.command(f.client, f.conn, f.gen, f.op) {
+            let waits = self.waiting.end(&who).is_some();
+            if waits && self.command(f.client, f.conn, f.gen, f.op) {
                 let s = self.lookup.ends.iter_mut().find(|s| s.who == who);
                 s.into_iter().for_each(|s| s.asked += 1);
             }
         }
         for (asked, f) in found.remote {
-            if let Some(f) = f.ask.filter(|_| asked.register) {
-                self.command(f.client, f.conn, f.gen, f.op);
-            }
             // Only one node asks about a connection, the one that the address of its peer belongs to.
             let at = self.lookup.remote.iter().position(|s| s.asked == asked);
-            if let Some(s) = at.map(|i| self.lookup.remote.swap_remove(i)) {
-                self.seen_for(&s.node, asked, f.reason);
+            let Some(s) = at.map(|i| self.lookup.remote.swap_remove(i)) else {
+                continue;
+            };
+            let ask = f.ask.filter(|a| asked.register && !s.is_answered(a));
+            if let Some(f) = ask {
+                self.command(f.client, f.conn, f.gen, f.op);
             }
+            self.seen_for(&s.node, asked, f.reason);
         }
     }
 }

@@ -27,6 +27,8 @@ use underpass_admin::proc;
 pub(crate) const ENDS_MAX: usize = 256;
 /// Most ends that are looked for at once on behalf of one other node.
 const REMOTE_MAX: usize = 32;
+/// Most ends that are noted as paired beside one question of another node.
+const PAIRED_MAX: usize = 256;
 /// Most searches for one end (one that is only asked about has been there for long), and how often its other end is asked.
 pub(crate) const TRIES: u32 = 20;
 pub(crate) const TRIES_ASKED: u32 = 2;
@@ -56,6 +58,19 @@ pub struct Remote {
     pub node: Name,
     pub asked: Asked,
     pub tries: u32,
+    /// Ends of this node that were paired with one of that node since it asked, and the inodes of their sockets.
+    paired: Vec<(ConnRef, u64)>,
+}
+
+impl Remote {
+    /// Was what is found here paired since the question came? Then that was the answer, and the end that was looked for waits
+    /// no more. (That node asks only about ends that wait, and its messages are in order.)
+    pub(crate) fn is_answered(&self, f: &Found) -> bool {
+        self.paired.iter().any(|(who, inode)| match f.op {
+            op::EAGER_FD => num::low32(*inode) == f.gen,
+            _ => (who.client, who.conn, who.gen) == (f.client, f.conn, f.gen),
+        })
+    }
 }
 
 /// Where the other end of an end was found: which shim to ask, and how to name the connection to it.
@@ -78,15 +93,31 @@ impl Lookup {
     /// Looks for an end that another node asks about.
     pub fn remote(&mut self, node: Name, asked: Asked) {
         let of_node = self.remote.iter().filter(|f| f.node == node);
-        if of_node.count() >= REMOTE_MAX || self.remote.iter().any(|f| f.asked == asked) {
+        let of_node = of_node.count();
+        if let Some(f) = self.remote.iter_mut().find(|f| f.asked == asked) {
+            // (Asked again: of what was paired before, its end waits anew.)
+            if f.node == node {
+                f.paired.clear();
+            }
+            return;
+        }
+        if of_node >= REMOTE_MAX {
             return;
         }
         self.remote.push(Remote {
             node,
             asked,
             tries: 0,
+            paired: Vec::new(),
         });
         self.wake.notify_one();
+    }
+
+    /// This end, whose socket has this inode, is paired with one of that node.
+    pub fn paired(&mut self, node: &Name, who: ConnRef, inode: u64) {
+        let of = self.remote.iter_mut().filter(|f| f.node == *node);
+        of.filter(|f| f.paired.len() < PAIRED_MAX)
+            .for_each(|f| f.paired.push((who, inode)));
     }
 }
 
@@ -316,6 +347,47 @@ mod tests {
             certain,
             register: true,
         }
+    }
+
+    /// Pairing answers the questions that came before it, of that node, about that end; one that is asked again is a new one.
+    #[test]
+    fn a_question_is_answered_by_pairing() {
+        let (ip, other) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+        let a = asked((ip, 1).into(), (other, 2).into(), true);
+        let b = asked((ip, 3).into(), (other, 4).into(), true);
+        let mut s = Lookup::default();
+        s.remote("a".into(), a);
+        s.remote("b".into(), b);
+        let end = |conn| ConnRef {
+            client: ClientId(1),
+            conn,
+            gen: 5,
+        };
+        s.paired(&"a".into(), end(7), 99);
+        let found = |op, conn, gen| Found {
+            client: ClientId(1),
+            conn,
+            gen,
+            op,
+        };
+        let answered = |s: &Lookup, f| [0, 1].map(|i| s.remote[i].is_answered(&f));
+        assert_eq!(answered(&s, found(op::EAGER, 7, 5)), [true, false]);
+        assert_eq!(answered(&s, found(op::EAGER_FD, 30, 99)), [true, false]);
+        for other in [
+            found(op::EAGER, 8, 5),
+            found(op::EAGER, 7, 6),
+            found(op::EAGER_FD, 7, 5),
+        ] {
+            assert_eq!(answered(&s, other), [false, false], "{other:?}");
+        }
+        s.remote("b".into(), a); // (not its question)
+        assert_eq!(answered(&s, found(op::EAGER, 7, 5)), [true, false]);
+        s.remote("a".into(), a);
+        assert_eq!(answered(&s, found(op::EAGER, 7, 5)), [false, false]);
+        for n in 0..1000 {
+            s.paired(&"a".into(), end(n), 1);
+        }
+        assert_eq!(s.remote[0].paired.len(), PAIRED_MAX);
     }
 
     #[test]

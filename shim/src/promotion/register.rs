@@ -115,6 +115,7 @@ fn send((i, fd): (u32, i32), c: &Conn, tcp_pos: [TcpPos; 2], flags: u32) {
     let m = received::registration(c, l, me, tcp_pos, flags);
     // Before the message: another thread may read the answer the next moment.
     set_reason(c, Reason::Waiting);
+    c.peer_reason.store(0, Relaxed); // (that of a former registration)
     c.owner_pid.store(pids::me(), Relaxed);
     c.flags.fetch_or(flag::REGISTERED, SeqCst);
     l.hope_ms.store(sys::now_ms(), Relaxed);
