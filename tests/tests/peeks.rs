@@ -6,7 +6,8 @@ use underpass_tests::harness::c::both_ways;
 
 #[test]
 fn peeks_and_counts_at_switches() -> Result<()> {
-    both_ways("peeks", &["1", "150"], 280, 5_000)
+    // (An end whose peer has gone up and down again before it reads has never been on its ring.)
+    both_ways("peeks", &["1", "150"], 220, 5_000)
 }
 
 /// Sets go on telling of a connection whose last descriptor was closed while a call sleeps on it.

@@ -7,7 +7,7 @@ use crate::lanes::groups::Direction;
 use crate::os::memfd;
 use crate::os::sockopt;
 use crate::os::system::Machine;
-use lane::abi::{takeover, Epoch, Loc};
+use lane::abi::{rx, takeover, Epoch, Loc, RxFlags};
 use lane::family::{flag, Conn, Table, TABLE_BYTES};
 use lane::half::tx::mode;
 use lane::half::{Iov, RxState, Sent, TxState};
@@ -99,8 +99,8 @@ impl Side {
             area.set_first(maps[0].addr().as_ptr(), maps[0].len());
             area.set_chunk(2, maps[1].addr().as_ptr(), maps[1].len());
         }
-        let version = &area.control().unwrap().header.version;
-        version.store(lane::VERSION.into(), Relaxed);
+        let header = &area.control().unwrap().header;
+        header.version.store(lane::VERSION.into(), Relaxed);
         Side {
             area,
             files,
@@ -363,17 +363,14 @@ fn a_ring_that_has_moved() {
     }
 }
 
-/// The sender leaves, and may not have as much of TCP as its way down needs.
+/// The sender leaves, and may not have as much of TCP as its way down needs. (With a frame if bytes of the ring may be taken.)
 #[test]
 fn an_end_that_asks_itself() {
-    // (A receiver that may have taken bytes of the ring is sent a frame.)
     for (past, before) in [(false, 0), (true, LEN)] {
         let mut l = Lane::up();
         l.send(1000);
-        let word = &l.memory(1).own_rx().word;
-        if past {
-            word.store(word.load(Relaxed).with(lane::abi::rx::PAST), Relaxed);
-        }
+        let (word, flags) = (&l.memory(1).own_rx().word, [RxFlags::default(), rx::PAST]);
+        word.store(word.load(Relaxed).with(flags[usize::from(past)]), Relaxed);
         l.room(10, 0);
         l.tx().down(&l.memory(0), &l.port()).unwrap();
         assert_eq!(l.takeover(false).step(), Step::NONE, "nobody else may ask");

@@ -300,7 +300,7 @@ impl RxState {
         if was == mode::READY && !matches!(phase, tx::NONE | tx::RESUMED) {
             return self.revoked_late(m, port).map(|()| None);
         }
-        let behind = was == mode::PREFIX && self.prefix_left() > 0;
+        let prefixed = was == mode::PREFIX && self.prefix_left() > 0;
         let clear = || {
             let before = match was {
                 mode::PREFIX => self.prefix_left(),
@@ -324,10 +324,10 @@ impl RxState {
                 return clear()
             }
             // Across nodes the sender's word may never arrive, and only a frame may tell: see below.
-            tx::UP if !m.is_remote() || behind => return Ok(Some(Revoked::Pending)),
+            tx::UP if !m.is_remote() || prefixed => return Ok(Some(Revoked::Pending)),
             // Across nodes a frame may lie after the prefix, where we cannot take it out.
-            tx::DOWNING if behind => return Ok(Some(Revoked::Pending)),
-            _ if behind => return impossible(),
+            tx::DOWNING if prefixed => return Ok(Some(Revoked::Pending)),
+            _ if prefixed => return impossible(),
             // What it had begun without a frame it has not finished.
             tx::BROKEN if was == mode::PREFIX && self.brings(m, takeover::PLAIN) => {
                 return impossible();
