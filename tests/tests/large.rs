@@ -25,11 +25,16 @@ fn pair(case: &str, server: &Place, client: &Place) -> Result<[String; 2]> {
 /// The same bytes and counts as without the shim, and a part of the bytes on the lane: the call was under
 /// way when it went up. (On a busy machine a full ring goes down for a while.)
 fn goes_up(case: &str, bytes: u64) -> Result<()> {
+    some_go_up(case, bytes, 2)
+}
+
+/// At least so many ends are on a ring.
+fn some_go_up(case: &str, bytes: u64, ends: u64) -> Result<()> {
     let bare = pair(case, &Place::bare(), &Place::bare())?;
     let d = Daemon::start()?;
     let shim = pair(case, &d.place(), &d.place())?;
     ensure!(shim == bare, "{case}: {shim:?}, bare: {bare:?}");
-    d.assert_promoted(2, bytes / 16)?;
+    d.assert_promoted(ends, bytes / 16)?;
     Ok(())
 }
 
@@ -48,7 +53,8 @@ fn one_send_that_sleeps_meanwhile() -> Result<()> {
 /// The call keeps a descriptor of its own meanwhile, which is nobody else's.
 #[test]
 fn one_send_on_a_connection_from_another_process() -> Result<()> {
-    goes_up("handed", BULK / 8)
+    // (Its reader is slow, so that its ring is full again and again, and goes to TCP before the reader has come to it.)
+    some_go_up("handed", BULK / 8, 1)
 }
 
 #[test]
