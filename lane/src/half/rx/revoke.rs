@@ -300,12 +300,14 @@ impl RxState {
         if was == mode::READY && !matches!(phase, tx::NONE | tx::RESUMED) {
             return self.revoked_late(m, port).map(|()| None);
         }
-        let prefixed = was == mode::PREFIX && self.prefix_left() > 0;
+        // (With the prefix read, a part of a frame may have been taken since.)
+        let (limit, at) = (self.limit.load(Relaxed), self.tcp_pos.load(Relaxed));
+        let before = match was {
+            mode::PREFIX => limit.checked_since(at).unwrap_or(0),
+            _ => 0,
+        };
+        let prefixed = before > 0;
         let clear = || {
-            let before = match was {
-                mode::PREFIX => self.prefix_left(),
-                _ => 0,
-            };
             let lay = self.head(m).map_or(0, |h| h - self.cursor.load(Relaxed));
             self.go_to_tcp(if was == mode::READY { 0 } else { before + lay });
             Ok(Some(Revoked::Clear))
