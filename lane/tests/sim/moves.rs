@@ -23,7 +23,7 @@ use How::{Maybe as M, Often as O, Rarely as R};
 /// and where ends leave beside a daemon. There are no others. (A look is made at each system call, each publish and each
 /// act, so that one may be two steps of one act. A sender that goes to `None` has a new use of its lane.)
 #[rustfmt::skip]
-pub const KNOWN: [(&str, &str, &str, [How; 2]); 58] = [
+pub const KNOWN: [(&str, &str, &str, [How; 2]); 59] = [
     ("receives", "Last", "Skip", [R, O]),
     ("receives", "Last", "Tcp", [M, R]),
     ("receives", "Prefix", "Last", [M, M]),
@@ -72,6 +72,7 @@ pub const KNOWN: [(&str, &str, &str, [How; 2]); 58] = [
     ("state", "Up", "Downing", [O, O]),
     ("state", "Up", "None", [R, M]),
     ("state", "Up", "Resumed", [O, O]),
+    ("takeover", "Done", "None", [M, M]), // (a claim that came to nothing, in the next epoch)
     ("takeover", "Done", "Taken", [M, M]),
     ("takeover", "Down", "Done", [R, O]),
     ("takeover", "Down", "Taken", [M, M]),
