@@ -2,17 +2,21 @@
 //! off the ring, and a sender that has not seen that puts the whole ring on TCP without a frame.
 
 use super::end::*;
-use lane::abi::{marks, rx, takeover, tx, Cursor, RxWord, TakeoverWord};
-use lane::half::rx::mode;
+use super::leaving::revoke;
+use lane::abi::{
+    marks, rx, takeover, tx, Cursor, RxFlags, RxWord, Shared, TakeoverPhase, TakeoverWord, TxPhase,
+};
+use lane::half::leave::{Attempt, Step};
+use lane::half::rx::{mode, Revoked};
 use lane::half::tx::BeforeFin;
 use lane::half::tx::{mode as sends, Adopted};
-use lane::half::Received;
+use lane::half::{Received, Sent, TxState};
 use lane::proto::frame::LEN;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 
 /// On its ring, with 100 bytes unread; the receiver is one that says `PAST`.
-fn sending(remote: bool, flags: lane::abi::RxFlags) -> Alone {
+fn sending(remote: bool, flags: RxFlags) -> Alone {
     let e = Alone::up(remote);
     e.their_rx().marks.store(marks::PASSES, Relaxed);
     e.send(100);
@@ -92,7 +96,7 @@ fn a_daemon_goes_on_without_a_frame() {
         e.says(FIRST, rx::READY | rx::PAST);
         e.tcp.room.set(1000);
         e.takeover(FIRST, takeover::TAKEN);
-        let (t, m) = (lane::half::TxState::default(), e.taken());
+        let (t, m) = (TxState::default(), e.taken());
         let adopted = t.adopt(&m, &e.tcp, TAG);
         assert!(matches!(adopted, Ok(Adopted::Ring)));
         t.down(&m, &e.tcp).unwrap();
@@ -101,7 +105,7 @@ fn a_daemon_goes_on_without_a_frame() {
 }
 
 /// Three bytes of a prefix and ten on the ring, and the sender says this.
-fn receiving(phase: lane::abi::TxPhase) -> Alone {
+fn receiving(phase: TxPhase) -> Alone {
     let e = Alone::receiving(false, 3);
     e.arrives(&bytes(0, 3));
     e.puts(0, &bytes(3, 13));
@@ -110,7 +114,7 @@ fn receiving(phase: lane::abi::TxPhase) -> Alone {
 }
 
 /// The sender, or a daemon, records how it goes down.
-fn records(e: &Alone, what: lane::abi::TakeoverPhase, daemon: bool) {
+fn records(e: &Alone, what: TakeoverPhase, daemon: bool) {
     let at = match daemon {
         true => &e.theirs().daemon[L].takeover,
         false => &e.their_rx().takeover,
@@ -135,18 +139,15 @@ fn the_sender_stays() {
 /// It has put everything on TCP.
 #[test]
 fn the_sender_is_on_tcp() {
-    for read in [2, 3] {
-        let e = receiving(tx::UP);
-        assert_eq!(recv(&e, 2), Received::Bytes(2));
-        e.sender_says(FIRST, tx::RESUMED);
-        e.arrives(&bytes(3, 13));
-        if read == 3 {
-            let e = receiving(tx::RESUMED);
-            assert_eq!(reads(&e, 3), (Received::Tcp, mode::TCP));
-        }
-        assert_eq!(reads(&e, 20), (Received::Tcp, mode::TCP));
-        assert_eq!(e.rx.unread(&e.memory(), &e.tcp), None);
-    }
+    let e = receiving(tx::UP);
+    assert_eq!(recv(&e, 2), Received::Bytes(2));
+    e.sender_says(FIRST, tx::RESUMED);
+    e.arrives(&bytes(3, 13));
+    assert_eq!(reads(&e, 20), (Received::Tcp, mode::TCP));
+    assert_eq!(e.rx.unread(&e.memory(), &e.tcp), None);
+    // (Before it has read anything.)
+    let e = receiving(tx::RESUMED);
+    assert_eq!(reads(&e, 3), (Received::Tcp, mode::TCP));
 }
 
 /// It is on its way, and has recorded how; or it has not yet.
@@ -231,7 +232,7 @@ fn the_sender_ends_with_a_part_on_tcp() {
     for read in [2, 3] {
         let e = receiving(tx::UP);
         assert_eq!(recv(&e, 2), Received::Bytes(2));
-        assert_eq!(super::leaving::revoke(&e), lane::half::rx::Revoked::Pending);
+        assert_eq!(revoke(&e), Revoked::Pending);
         if read == 3 {
             let mut b = [0];
             lane::half::Port::tcp_recv(&e.tcp, b.as_mut_ptr(), 1, false).unwrap();
@@ -241,10 +242,7 @@ fn the_sender_ends_with_a_part_on_tcp() {
         records(&e, takeover::PLAIN, false);
         e.arrives(&bytes(3, 7));
         e.tcp.ended.set(true);
-        assert_eq!(
-            super::leaving::revoke(&e),
-            lane::half::rx::Revoked::Impossible
-        );
+        assert_eq!(revoke(&e), Revoked::Impossible);
         let left = 13 - read as usize;
         assert_eq!(recv(&e, 20), Received::Bytes(left), "{read}");
     }
@@ -263,14 +261,14 @@ fn the_sender_is_killed_on_its_way() {
         records(&e, takeover::PLAIN, false);
         e.arrives(&bytes(3, 3 + there));
         e.tcp.ended.set(true);
-        let attempt = lane::half::leave::Attempt {
+        let attempt = Attempt {
             tx_done: true,
             over: true,
             option: true,
             waited: 100,
         };
         let step = attempt.step(&e.rx, &e.memory(), &e.tcp);
-        assert_eq!(step, lane::half::leave::Step::GoesOn, "{read} {there}");
+        assert_eq!(step, Step::GoesOn, "{read} {there}");
         let left = 13 - read;
         assert_eq!(recv(&e, 20), Received::Bytes(left), "{read} {there}");
         assert!(e.tcp.queue.borrow().is_empty());
@@ -284,14 +282,13 @@ fn an_answer_is_not_withdrawn() {
     for there in [0, 4] {
         let e = receiving(tx::UP);
         assert_eq!(recv(&e, 2), Received::Bytes(2));
-        let revoke = || super::leaving::revoke(&e);
-        assert_eq!(revoke(), lane::half::rx::Revoked::Pending);
+        assert_eq!(revoke(&e), Revoked::Pending);
         records(&e, takeover::PLAIN, false);
         e.arrives(&bytes(3, 3 + there));
         assert!(!e.rx.go_on(&e.memory()) && word(&e).has(rx::REVOKED));
         e.arrives(&bytes(3 + there, 13));
         e.sender_says(FIRST, tx::RESUMED);
-        assert_eq!(revoke(), lane::half::rx::Revoked::Clear);
+        assert_eq!(revoke(&e), Revoked::Clear);
         assert_eq!(e.tcp.queue.borrow().len(), 11);
     }
 }
@@ -308,7 +305,7 @@ fn a_daemon_answers_the_present_revocation() {
     let word = TakeoverWord::new(FIRST, takeover::PLAIN);
     own.takeover.store(word, Relaxed);
     e.takeover(FIRST, takeover::TAKEN);
-    let (t, m) = (lane::half::TxState::default(), e.taken());
+    let (t, m) = (TxState::default(), e.taken());
     assert!(matches!(t.adopt(&m, &e.tcp, TAG), Ok(Adopted::Ring)));
     t.down(&m, &e.tcp).unwrap();
     assert_eq!((e.on_tcp(), e.state().phase()), (50, tx::RESUMED));
@@ -355,13 +352,13 @@ fn a_send_that_goes_down() {
     );
     at_ring(tcp, 3, move || {
         // SAFETY: the client's memory is never unmapped.
-        let word = unsafe { &*(word as *const lane::abi::Shared<RxWord>) };
+        let word = unsafe { &*(word as *const Shared<RxWord>) };
         let leaves = rx::READY | rx::PAST | rx::REVOKED;
         word.store(RxWord::new(FIRST, leaves), Relaxed);
     });
     let sent = e.send(50);
     assert!(e.tcp.then.borrow().is_none());
-    assert_eq!((sent, e.head()), (lane::half::Sent::Bytes(50), 150));
+    assert_eq!((sent, e.head()), (Sent::Bytes(50), 150));
     assert!(e.tx.must_flush(&e.memory()));
 }
 
@@ -384,10 +381,24 @@ fn a_blocked_way_down_is_told() {
     }
 }
 
+/// An end that has revoked takes a part of a frame, and TCP ends: the ring is read, and the frame's bytes never.
+#[test]
+fn a_part_of_a_frame_is_no_prefix() {
+    let e = receiving(tx::DOWNING);
+    assert_eq!(reads(&e, 3), (Received::Bytes(3), mode::PREFIX));
+    assert_eq!(revoke(&e), Revoked::Pending);
+    e.sender_says(FIRST, tx::BROKEN);
+    e.arrives(&down(0, 10)[..20]);
+    assert_eq!(revoke(&e), Revoked::Pending);
+    assert!(e.tcp.queue.borrow().is_empty());
+    e.tcp.ended.set(true);
+    assert_eq!(revoke(&e), Revoked::Impossible);
+    assert_eq!(reads(&e, 20), (Received::Bytes(10), mode::RING));
+}
+
 /// On what stands for a frame, the receiver leaves as on a frame.
 #[test]
 fn the_receiver_leaves() {
-    use lane::half::rx::Revoked;
     for (phase, r) in [
         (tx::RESUMED, Revoked::Pending), // (the repeated bytes are on their way)
         (tx::BROKEN, Revoked::Impossible),
@@ -397,17 +408,17 @@ fn the_receiver_leaves() {
         records(&e, takeover::PLAIN, false);
         assert_eq!(reads(&e, 8), (Received::Bytes(8), mode::LAST));
         e.sender_says(FIRST, phase);
-        assert_eq!(super::leaving::revoke(&e), r, "{phase:?}");
+        assert_eq!(revoke(&e), r, "{phase:?}");
         if phase == tx::RESUMED {
             e.arrives(&bytes(3, 13));
-            assert_eq!(super::leaving::revoke(&e), Revoked::Clear);
+            assert_eq!(revoke(&e), Revoked::Clear);
             assert_eq!(e.tcp.queue.borrow().len(), 5, "for the next owner");
         }
     }
     // `PAST` stays said.
     let e = receiving(tx::UP);
     assert_eq!(recv(&e, 8), Received::Bytes(8));
-    assert_eq!(super::leaving::revoke(&e), Revoked::Pending);
+    assert_eq!(revoke(&e), Revoked::Pending);
     assert!(word(&e).has(rx::PAST));
     assert!(e.rx.go_on(&e.memory()) && word(&e).has(rx::PAST));
     assert_eq!(e.ours().rx[L].revoked.load(Relaxed), Cursor::new(5));

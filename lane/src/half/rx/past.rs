@@ -84,7 +84,6 @@ impl RxState {
 
     /// On one node: is the prefix read, and is it known how the sender goes on?
     pub(super) fn can_pass(&self, m: &Memory) -> bool {
-        let (limit, at) = (self.limit.load(Relaxed), self.tcp_pos.load(Relaxed));
-        !m.is_remote() && limit == at && self.knows_next(m)
+        !m.is_remote() && self.prefix_left() == 0 && self.knows_next(m)
     }
 }

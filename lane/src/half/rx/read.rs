@@ -309,9 +309,11 @@ impl RxState {
         })
     }
 
-    /// Number of bytes of the prefix, or of what a frame announced, that are still to be read from TCP.
+    /// Number of bytes of the prefix, or of what a frame announced, that are still to be read from TCP. (A part of a frame may
+    /// have been taken after the prefix, by an end that has revoked.)
     pub(super) fn prefix_left(&self) -> u64 {
-        self.limit.load(Relaxed) - self.tcp_pos.load(Relaxed)
+        let limit = self.limit.load(Relaxed);
+        limit.saturating_since(self.tcp_pos.load(Relaxed))
     }
 
     /// The ring is read up to `cursor`: TCP repeats the bytes from the cursor in the frame up to there.

@@ -300,10 +300,8 @@ impl RxState {
         if was == mode::READY && !matches!(phase, tx::NONE | tx::RESUMED) {
             return self.revoked_late(m, port).map(|()| None);
         }
-        // (With the prefix read, a part of a frame may have been taken since.)
-        let (limit, at) = (self.limit.load(Relaxed), self.tcp_pos.load(Relaxed));
         let before = match was {
-            mode::PREFIX => limit.checked_since(at).unwrap_or(0),
+            mode::PREFIX => self.prefix_left(),
             _ => 0,
         };
         let prefixed = before > 0;
