@@ -122,12 +122,12 @@ fn a_daemon_is_replaced_by_the_older() -> Result<()> {
     replaced(This, Previous)
 }
 
-/// Every way to leave a lane, as without the shim; but beside peers of these kinds, of which the previous version loses
-/// something.
+/// Every way to leave a lane, as without the shim; but beside peers of these kinds, and with such bytes unread, of which the
+/// previous version loses something.
 fn departures(daemon: Build, shim: Build, but: &[&str]) -> Result<()> {
     let matrix = Matrix::compile()?;
     let run = |place: Place| {
-        let filters = but.iter().map(|peer| format!("!/{peer}/"));
+        let filters = but.iter().map(|kind| format!("!/{kind}/"));
         let p = Program::new(matrix.program(), &place);
         p.args(filters).run(LIMIT)
     };

@@ -227,8 +227,7 @@ impl<V: Provider> Core<V> {
     /// Two ends on two nodes are one connection: makes a lane if both nodes can, otherwise both ends are told why
     /// not.
     fn paired_across(&mut self, p: Paired) {
-        let inode = self.waiting.end(&p.who).map(|e| e.inode);
-        if let Some(inode) = inode {
+        if let Some(inode) = self.waiting.end(&p.who).map(|e| e.inode) {
             self.lookup.paired(&p.node, p.who, inode);
         }
         self.waiting.forget(p.who);

@@ -92,8 +92,6 @@ pub struct FoundRemote {
 impl Lookup {
     /// Looks for an end that another node asks about.
     pub fn remote(&mut self, node: Name, asked: Asked) {
-        let of_node = self.remote.iter().filter(|f| f.node == node);
-        let of_node = of_node.count();
         if let Some(f) = self.remote.iter_mut().find(|f| f.asked == asked) {
             // (Asked again: of what was paired before, its end waits anew.)
             if f.node == node {
@@ -101,7 +99,8 @@ impl Lookup {
             }
             return;
         }
-        if of_node >= REMOTE_MAX {
+        let of_node = self.remote.iter().filter(|f| f.node == node);
+        if of_node.count() >= REMOTE_MAX {
             return;
         }
         self.remote.push(Remote {

@@ -366,11 +366,11 @@ fn a_ring_that_has_moved() {
 /// The sender leaves, and may not have as much of TCP as its way down needs. (With a frame if bytes of the ring may be taken.)
 #[test]
 fn an_end_that_asks_itself() {
-    for (past, before) in [(false, 0), (true, LEN)] {
+    for (flags, before) in [(RxFlags::default(), 0), (rx::PAST, LEN)] {
         let mut l = Lane::up();
         l.send(1000);
-        let (word, flags) = (&l.memory(1).own_rx().word, [RxFlags::default(), rx::PAST]);
-        word.store(word.load(Relaxed).with(flags[usize::from(past)]), Relaxed);
+        let word = &l.memory(1).own_rx().word;
+        word.store(word.load(Relaxed).with(flags), Relaxed);
         l.room(10, 0);
         l.tx().down(&l.memory(0), &l.port()).unwrap();
         assert_eq!(l.takeover(false).step(), Step::NONE, "nobody else may ask");
